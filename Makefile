@@ -1,0 +1,66 @@
+# make            builds ./train_gpt             make run     trains a small GPT on a real text
+# make test       all tests, under 3 minutes     make help    the rest
+# Settings:  CC=clang  OMP=0  SANITIZE=1  ARCH=x86-64-v3 (default: this machine)  PRECISION=FP64
+CC        = gcc
+CFLAGS    = -std=gnu11 -O3 -Wall -Wextra -Wno-unused-function
+ARCH      = native
+PRECISION = FP32
+OUT       = out
+PYTHON    = python3
+B         = build
+
+# Everything that changes the binary is in FLAGS; -march is spelled -mcpu on ARM compilers.
+FLAGS = $(CFLAGS) $(MARCH) $(OPENMP) $(SAN) -DGIT_HASH='"$(GIT)"'
+GIT  := $(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)
+compiles = $(shell printf 'int main(void){return 0;}' | $(CC) $(1) -x c - -o /dev/null 2>/dev/null && echo $(1))
+MARCH  := $(or $(call compiles,-march=$(ARCH)),$(call compiles,-mcpu=$(ARCH)))
+ifneq ($(OMP),0)
+OPENMP := $(call compiles,-fopenmp)
+endif
+ifdef SANITIZE
+SAN = -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g
+B   = build/sanitize
+endif
+ifeq ($(OPENMP),)
+$(info no OpenMP in $(CC): one thread$(if $(filter 0,$(OMP)),, (install libomp or libgomp for more)))
+endif
+
+all: train_gpt
+train_gpt: $(B)/train_gpt
+	@cp $< $@
+
+# The flags of the last build: another compiler or another machine rebuilds everything.
+$(B)/flags: FORCE
+	@mkdir -p $(B); echo '$(CC) $(FLAGS) $(PRECISION)' | cmp -s - $@ || echo '$(CC) $(FLAGS) $(PRECISION)' > $@
+FORCE:
+
+$(B)/train_gpt: train_gpt.c $(B)/flags
+	$(CC) $(FLAGS) -DPRECISION_$(PRECISION) $< -o $@ -lm
+$(B)/test_gpt: test_gpt.c train_gpt.c $(B)/flags
+	$(CC) $(FLAGS) $< -o $@ -lm
+$(B)/test_gpt_fp64: test_gpt.c train_gpt.c $(B)/flags
+	$(CC) $(FLAGS) -DPRECISION_FP64 $< -o $@ -lm
+
+# nanoGPT's recipe for a laptop, which is what the flags' defaults are; a second call goes on or samples.
+run: train_gpt
+	@text=$$(data/get.sh) && ./train_gpt --train "$$text" --out $(OUT) --sample_every 2000 \
+	    $$(ls -d $(OUT)/step_[0-9]* >/dev/null 2>&1 && echo --resume)
+
+test: $(B)/test_gpt $(B)/test_gpt_fp64 $(B)/train_gpt
+	@B=$(B) CC="$(CC)" dev/test/run.sh
+tidy:
+	@dev/tidy.sh
+sync:
+	@dev/sync.sh
+
+bench: train_gpt
+	@dev/bench.sh
+reference:
+	$(PYTHON) scripts/reference.py --out dev/test/reference.safetensors
+	$(PYTHON) scripts/reference.py --dump-init dev/test/init.safetensors
+clean:
+	rm -rf build train_gpt
+help:
+	@sed -n '1,3p' Makefile; grep -E '^[a-z-]+:' Makefile | sed 's/:.*//' | tr '\n' ' '; echo
+
+.PHONY: all run test tidy sync bench reference clean help FORCE

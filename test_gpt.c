@@ -1,0 +1,1036 @@
+// test_gpt.c: tests of the trainer, from its ops to the whole model. It includes the program it tests.
+//   make test            builds it in fp32 and in fp64 and runs both, then dev/test/*.sh
+//   ./build/test_gpt attention      runs the tests with "attention" in their name
+// A test is a claim. To add one, write a function and add its name to TESTS; see it fail once.
+// Outputs are filled with NaN before the code under test runs; a NaN never passes a comparison.
+#define GPT_NO_MAIN
+#include "train_gpt.c"
+
+// --- tools ---
+static int failures = 0;
+static const char *skip_reason = NULL;
+#define expect(cond, ...) do { if (!(cond)) { \
+    printf("  %s:%d: ", __FILE__, __LINE__); printf(__VA_ARGS__); printf("\n"); failures++; } } while (0)
+
+enum { is_fp64 = sizeof(real) == 8 };
+static const double unit = is_fp64 ? 1.1102230246251565e-16 : 5.9604644775390625e-8; // half an ulp of 1
+
+static double random_at(uint64_t seed, size_t i) { return 2 * hash_uniform(seed, i) - 1; } // [-1, 1)
+static void fill(floatX *x, size_t count, uint64_t seed, double scale, double offset) {
+    for (size_t i = 0; i < count; i++) x[i] = fX((real)(offset + scale * random_at(seed, i)));
+}
+static floatX *make(size_t count, uint64_t seed, double scale, double offset) {
+    floatX *x = (floatX *)host_alloc(count * sizeof(floatX));
+    fill(x, count, seed, scale, offset);
+    return x;
+}
+static floatX *make_nan(size_t count) { return make(count, 0, 0, NAN); }
+static real *make_nan_real(size_t count) {
+    real *x = (real *)host_alloc(count * sizeof(real));
+    for (size_t i = 0; i < count; i++) x[i] = NAN;
+    return x;
+}
+// Largest difference, over the largest magnitude of `want`, or over `scale` where that is larger.
+static double difference(const double *want, const double *got, size_t count, double scale) {
+    double worst = 0;
+    for (size_t i = 0; i < count; i++) {
+        double d = fabs(want[i] - got[i]);
+        if (!(d <= worst)) worst = isnan(d) ? INFINITY : d;
+        scale = fmax(scale, fabs(want[i]));
+    }
+    return scale > 0 ? worst / scale : worst;
+}
+static double *as_double(const floatX *x, size_t count) {
+    double *out = (double *)host_alloc(count * sizeof(double));
+    for (size_t i = 0; i < count; i++) out[i] = f32(x[i]);
+    return out;
+}
+static void model_make(Model *m, Config c, size_t B, size_t T, int recompute) {
+    memset(m, 0, sizeof *m);
+    config_check(&c, EXIT_INTERNAL, "test");
+    m->config = c;
+    m->B = B;
+    m->T = T;
+    m->recompute = recompute;
+    m->is_trained = 1;
+    m->cache_T = c.maxT;
+    gpt_alloc(m);
+}
+static Config config_of(size_t L, size_t NH, size_t C, size_t maxT, size_t V) {
+    Config c = { L, NH, C, maxT, V, 0 };
+    return c;
+}
+// Weights that exercise everything: no zero bias, layernorm weights around 1, attention not uniform.
+static void model_perturb(Model *m, uint64_t seed) {
+    gpt_init_weights(m, seed);
+    for (size_t bucket = 0; bucket < m->layout.num_buckets; bucket++) for (int i = 0; i < NUM_PARAMS; i++) {
+        const ParamInfo *p = &m->layout.params[i];
+        if (p->scope != bucket_scope(&m->layout, bucket)) continue;
+        fill(m->weights + bucket_start(&m->layout, bucket) + p->offset, p->file_rows * p->cols,
+             seed + bucket * 100 + (uint64_t)i, p->is_matrix ? 0.3 : 0.1, p->init == INIT_ONE);
+    }
+}
+static void tokens_fill(int32_t *tokens, size_t count, size_t V, uint64_t seed) {
+    for (size_t i = 0; i < count; i++) tokens[i] = (int32_t)(hash64(seed * 1000 + i) % V);
+}
+static double model_loss(Model *m, const int32_t *batch, size_t B, size_t T) { // mean; no gradients
+    gpt_forward(m, batch, B, T);
+    return gpt_head(m, batch + B * T, B * T, 0, 0) / (double)(B * T);
+}
+static double model_gradients(Model *m, const int32_t *batch, size_t B, size_t T) {
+    gpt_forward(m, batch, B, T);
+    double sum = gpt_head(m, batch + B * T, B * T, (real)(1.0 / (double)(B * T)), 0);
+    gpt_backward(m, batch, B, T, 0);
+    return sum / (double)(B * T);
+}
+static char *data_file(const char *name) { // NULL, and the test is skipped, when it is not there
+    const char *folder = getenv("GPT_DATA");
+    char *path = text_of("%s/%s", folder ? folder : "../shared/data", name);
+    if (access(path, R_OK) == 0) return path;
+    skip_reason = text_of("no %s (set GPT_DATA)", path);
+    return NULL;
+}
+
+// === 1. ops forward, against numbers made by hand ===
+
+static void test_exp_is_within_2_ulp(void) {
+    double worst = 0, at = 0;
+    for (double x = -87.2; x < 88.2; x += 1.7e-4) {
+        float f = (float)x;
+        double want = exp((double)f), got = (double)exp_real((real)f);
+        double ulps = fabs(got - want) / (want * 2 * unit);
+        if (!(ulps <= worst)) { worst = ulps; at = x; }
+    }
+    expect(worst <= 2, "%g ulp at %g", worst, at);
+    expect(exp_real((real)-INFINITY) == 0 && exp_real((real)-90) < 1e-38, "e^-inf is not 0");
+    expect(exp_real((real)0) == 1, "e^0 is %g", (double)exp_real((real)0));
+    expect(isnan(exp_real((real)NAN)), "NaN is lost");
+}
+static void test_gelu_matches_its_tanh_form(void) {
+    for (double x = -9; x < 9; x += 0.01) {
+        double u = sqrt(2 / M_PI) * (x + 0.044715 * x * x * x);
+        double want = x / 2 * (1 + tanh(u)), got = (double)gelu((real)x);
+        double slope = (1 + tanh(u)) / 2 + x / 2 * (1 - tanh(u) * tanh(u)) * sqrt(2 / M_PI) *
+                       (1 + 3 * 0.044715 * x * x);
+        expect(fabs(got - want) <= 16 * unit * fmax(1, fabs(x)), "gelu(%g) is %g, not %g", x, got, want);
+        double d = fabs((double)gelu_slope((real)x) - slope);
+        expect(d <= 128 * unit, "gelu'(%g) is off by %g", x, d);
+    }
+    expect(fabs((double)gelu((real)1) - 0.8411919906082768) < 4 * unit, "gelu(1)");
+}
+static void test_embedding_adds_token_and_position(void) {
+    enum { B = 2, T = 3, C = 2, V = 4 };
+    floatX *wte = make(V * C, 1, 1, 0), *wpe = make(5 * C, 2, 1, 0), *out = make_nan(B * T * C);
+    int32_t tokens[B * T] = { 0, 3, 1, 2, 2, 0 };
+    embedding_forward(out, tokens, wte, wpe, B, T, C, 2);
+    for (size_t n = 0; n < B * T; n++) for (size_t c = 0; c < C; c++) {
+        real want = f32(wte[(size_t)tokens[n] * C + c]) + f32(wpe[(2 + n % T) * C + c]);
+        expect(f32(out[n * C + c]) == want, "row %zu channel %zu", n, c);
+    }
+    free(wte); free(wpe); free(out);
+}
+static void test_layernorm_forward_by_hand(void) {
+    // 1 2 3 4: mean 2.5, variance 1.25
+    floatX inp[8] = { 1, 2, 3, 4, -7, -7, -7, -7 }, w[4] = { 1, 2, 1, 1 }, b[4] = { 0, 0, 0, 5 };
+    floatX *out = make_nan(8);
+    real mean[2], rstd[2], r = 1 / (real)sqrt(1.25 + 1e-5);
+    layernorm_forward(out, mean, rstd, inp, w, b, 2, 4);
+    double want[8] = { -1.5 * r, -0.5 * r * 2, 0.5 * r, 1.5 * r + 5, 0, 0, 0, 5 };
+    for (int i = 0; i < 8; i++)
+        expect(fabs((double)out[i] - want[i]) < 8 * unit * 7, "out[%d] is %g", i, (double)out[i]);
+    expect(mean[0] == (real)2.5 && mean[1] == -7, "mean %g %g", (double)mean[0], (double)mean[1]);
+    expect(fabs((double)(rstd[0] - r)) < 4 * unit, "rstd %g", (double)rstd[0]);
+    free(out);
+}
+static void matmul_case(size_t N, size_t C, size_t OC, int has_bias, int has_gelu, int has_residual) {
+    floatX *inp = make(N * C, 1, 1, 0), *w = make(OC * C, 2, 1, 0), *bias = make(OC, 3, 1, 0);
+    floatX *residual = make(N * OC, 4, 1, 0), *out = make_nan(N * OC), *pre = make_nan(N * OC);
+    double *want = (double *)host_alloc(N * OC * sizeof(double));
+    double *want_pre = (double *)host_alloc(N * OC * sizeof(double));
+    for (size_t n = 0; n < N; n++) for (size_t o = 0; o < OC; o++) {
+        double sum = has_bias ? f32(bias[o]) : 0;
+        for (size_t i = 0; i < C; i++) sum += (double)f32(inp[n * C + i]) * (double)f32(w[o * C + i]);
+        want_pre[n * OC + o] = sum;
+        if (has_gelu) sum = sum / (1 + exp(-1.5957691216057308 * (sum + 0.044715 * sum * sum * sum)));
+        want[n * OC + o] = sum + (has_residual ? f32(residual[n * OC + o]) : 0);
+    }
+    matmul_forward(out, has_gelu ? pre : NULL, inp, w, has_bias ? bias : NULL,
+                   has_residual ? residual : NULL, N, C, OC);
+    double *got = as_double(out, N * OC), *got_pre = as_double(pre, N * OC);
+    double bar = unit * (4 * sqrt((double)C) + 16); // entries are of size sqrt(C)
+    double error = difference(want, got, N * OC, sqrt((double)C)), error_pre = difference(want_pre, got_pre, N * OC, sqrt((double)C));
+    expect(error <= bar, "N %zu C %zu OC %zu: error %g, bar %g", N, C, OC, error, bar);
+    expect(!has_gelu || error_pre <= bar, "N %zu C %zu OC %zu: pre_gelu %g, bar %g", N, C, OC, error_pre,
+           bar);
+    floatX *row = make_nan(OC), *row_pre = make_nan(OC); // one row alone must have the same bits
+    matmul_forward(row, has_gelu ? row_pre : NULL, inp + (N - 1) * C, w, has_bias ? bias : NULL,
+                   has_residual ? residual + (N - 1) * OC : NULL, 1, C, OC);
+    expect(!memcmp(row, out + (N - 1) * OC, OC * sizeof(floatX)), "N %zu C %zu OC %zu: the last row "
+           "alone has other bits", N, C, OC);
+    free(inp); free(w); free(bias); free(residual); free(out); free(pre); free(want); free(want_pre);
+    free(got); free(got_pre); free(row); free(row_pre);
+}
+static void test_matmul_forward_at_awkward_shapes(void) {
+    const size_t sizes[] = { 1, 7, 20, 65, 130 }, outputs[] = { 1, 3, 66, 257 };
+    for (size_t n = 0; n < 5; n++) for (size_t c = 0; c < 5; c++) for (size_t o = 0; o < 4; o++)
+        for (int kind = 0; kind < 8; kind++)
+            matmul_case(sizes[n], sizes[c], outputs[o], kind & 1, kind >> 1 & 1, kind >> 2 & 1);
+    matmul_case(65, 1601, 66, 1, 1, 0);
+    matmul_case(3, 3072, 768, 1, 0, 1);
+}
+static void test_matmul_backward_adds_or_assigns(void) {
+    enum { N = 7, C = 20, OC = 33 };
+    floatX *inp = make(N * C, 1, 1, 0), *w = make(OC * C, 2, 1, 0), *dout = make(N * OC, 3, 1, 0);
+    floatX *dinp = make_nan(N * C);
+    real *dw = make_nan_real(OC * C), *db = make_nan_real(OC), *dw2 = make_nan_real(OC * C);
+    real *db2 = make_nan_real(OC);
+    matmul_backward(dinp, dw, db, dout, inp, w, NULL, N, C, OC, 0);
+    memcpy(dw2, dw, OC * C * sizeof(real));
+    memcpy(db2, db, OC * sizeof(real));
+    matmul_backward(dinp, dw2, db2, dout, inp, w, NULL, N, C, OC, 1);
+    for (size_t i = 0; i < OC * C; i++)
+        expect(fabs((double)(dw2[i] - 2 * dw[i])) <= 32 * unit, "dweight[%zu] %g %g", i, (double)dw[i],
+               (double)dw2[i]);
+    for (size_t i = 0; i < OC; i++)
+        expect(fabs((double)(db2[i] - 2 * db[i])) <= 32 * unit, "dbias[%zu]", i);
+    free(inp); free(w); free(dout); free(dinp); free(dw); free(db); free(dw2); free(db2);
+}
+// softmax(q k^T / sqrt(HS)) v by its definition, in double.
+static void attention_case(size_t B, size_t T, size_t NH, size_t HS, double scale) {
+    size_t C = NH * HS;
+    ops_init(T, HS);
+    floatX *qkv = make(B * T * 3 * C, T, scale, 0), *out = make_nan(B * T * C);
+    real *lse = make_nan_real(B * NH * T);
+    double *want = (double *)host_alloc(B * T * C * sizeof(double));
+    double *want_lse = (double *)host_alloc(B * NH * T * sizeof(double));
+    double *p = (double *)host_alloc(T * sizeof(double));
+    for (size_t b = 0; b < B; b++) for (size_t h = 0; h < NH; h++) for (size_t t = 0; t < T; t++) {
+        double sum = 0, max = -INFINITY;
+        for (size_t t2 = 0; t2 <= t; t2++) {
+            p[t2] = 0;
+            for (size_t c = 0; c < HS; c++)
+                p[t2] += (double)f32(qkv[(b * T + t) * 3 * C + h * HS + c]) *
+                         (double)f32(qkv[(b * T + t2) * 3 * C + C + h * HS + c]) / sqrt((double)HS);
+            max = fmax(max, p[t2]);
+        }
+        for (size_t t2 = 0; t2 <= t; t2++) sum += p[t2] = exp(p[t2] - max);
+        for (size_t t2 = 0; t2 <= t; t2++) for (size_t c = 0; c < HS; c++)
+            want[(b * T + t) * C + h * HS + c] += p[t2] / sum *
+                (double)f32(qkv[(b * T + t2) * 3 * C + 2 * C + h * HS + c]);
+        want_lse[(b * NH + h) * T + t] = max + log(sum);
+    }
+    attention_forward(out, lse, qkv, B, T, C, NH);
+    double *got = as_double(out, B * T * C), bar = unit * (64 + 16 * scale * scale * sqrt((double)HS));
+    double error = difference(want, got, B * T * C, 0);
+    expect(error <= bar, "B %zu T %zu NH %zu HS %zu: error %g, bar %g", B, T, NH, HS, error, bar);
+    for (size_t i = 0; i < B * NH * T; i++)
+        expect(fabs((double)lse[i] - want_lse[i]) <= bar * fmax(1, fabs(want_lse[i])), "lse[%zu]", i);
+    free(qkv); free(out); free(lse); free(want); free(want_lse); free(p); free(got);
+    ops_free();
+}
+static void test_attention_forward_equals_plain_softmax(void) {
+    const size_t lengths[] = { 1, 7, 64, 65, 200 };
+    for (size_t i = 0; i < 5; i++) {
+        attention_case(1, lengths[i], 1, 64, 1);
+        attention_case(2, lengths[i], 3, 10, 3);
+        attention_case(1, lengths[i], 5, 1, 30); // scores up to 900: needs the running maximum
+    }
+    attention_case(1, 70, 1, 200, 1);
+}
+static void test_attention_forward_is_causal(void) {
+    enum { T = 130, NH = 2, HS = 16, C = NH * HS, CUT = 77 };
+    ops_init(T, HS);
+    floatX *qkv = make(T * 3 * C, 5, 1, 0), *out = make_nan(T * C), *out2 = make_nan(T * C);
+    real *lse = make_nan_real(NH * T);
+    attention_forward(out, lse, qkv, 1, T, C, NH);
+    fill(qkv + CUT * 3 * C, (T - CUT) * 3 * C, 6, 100, 0);
+    attention_forward(out2, lse, qkv, 1, T, C, NH);
+    expect(!memcmp(out, out2, CUT * C * sizeof(floatX)), "a later token changed an earlier row");
+    expect(memcmp(out + CUT * C, out2 + CUT * C, C * sizeof(floatX)), "the changed row did not change");
+    free(qkv); free(out); free(out2); free(lse);
+    ops_free();
+}
+static void test_classifier_by_hand(void) {
+    const size_t sizes[] = { 65, 66, 100, 257, 8003 };
+    for (int k = 0; k < 5; k++) {
+        size_t V = sizes[k], Vp = round_up(V, 128);
+        floatX *logits = make_nan(2 * Vp);
+        for (size_t i = 0; i < V; i++) { logits[i] = fX((real)3); logits[Vp + i] = fX(0); }
+        logits[Vp + V - 1] = fX((real)200); // needs the maximum subtracted
+        int32_t targets[2] = { 1, (int32_t)V - 1 };
+        real losses[2] = { NAN, NAN };
+        classifier_forward_backward(losses, logits, targets, (real)0.5, 2, V, Vp);
+        expect(fabs((double)losses[0] - log((double)V)) < 16 * unit, "V %zu: equal logits: %g", V,
+               (double)losses[0]);
+        expect(losses[1] == 0, "V %zu: a sure target: %g", V, (double)losses[1]);
+        double sum = 0;
+        for (size_t i = 0; i < V; i++) sum += (double)f32(logits[i]);
+        expect(fabs(sum) < 16 * unit * sqrt((double)V), "V %zu: the gradient sums to %g", V, sum);
+        expect(fabs((double)f32(logits[1]) - 0.5 * (1.0 / (double)V - 1)) < 4 * unit, "V %zu: target", V);
+        for (size_t i = V; i < Vp; i++) expect(f32(logits[i]) == 0, "padding has a gradient");
+        free(logits);
+    }
+}
+static void test_adamw_by_hand(void) {
+    floatX w[3] = { 1, -2, (floatX)0.5 };
+    real m[3] = { 0, (real)0.1, 0 }, v[3] = { 0, (real)0.2, 0 }, g[3] = { (real)0.5, -1, 0 };
+    AdamW h = { (real)0.5, (real)0.9, (real)0.99, (real)1e-8, (real)0.01, 1, (real)0.9 };
+    double want[3];
+    for (int i = 0; i < 3; i++) {
+        double grad = 0.5 * (double)g[i], mi = 0.9 * (double)m[i] + 0.1 * grad;
+        double vi = 0.99 * (double)v[i] + 0.01 * grad * grad;
+        want[i] = (double)f32(w[i]) * 0.9 - 0.01 * mi / (sqrt(vi) + 1e-8);
+    }
+    adamw_update(w, NULL, m, v, g, 3, h);
+    for (int i = 0; i < 3; i++)
+        expect(fabs((double)f32(w[i]) - want[i]) < 8 * unit, "w[%d] %g, want %g", i, (double)f32(w[i]),
+               want[i]);
+    expect(m[2] == 0 && v[2] == 0, "no gradient, no moment");
+}
+static void test_schedules_equal_their_closed_forms(void) {
+    const char *names[] = { "constant", "linear", "cosine", "wsd", "inv_sqrt" };
+    for (int k = 0; k < 5; k++) for (int warmup = 0; warmup <= 100; warmup += 100) {
+        char a[80], b[40];
+        snprintf(a, sizeof a, "--lr_schedule=%s", names[k]);
+        snprintf(b, sizeof b, "--warmup_steps=%d", warmup);
+        char *argv[] = { (char *)"t", a, b, (char *)"--steps=1100", (char *)"--lr=0.01" };
+        Flags f = flags_parse(5, argv);
+        double last = (1099.0 - warmup) / (1100.0 - warmup), w = fmax(warmup, 1), lr = 0.01, end = 0.001;
+        double mid = (550.0 - warmup) / (1100.0 - warmup);
+        double at_mid[] = { lr, lr + (end - lr) * mid, end + (lr - end) * 0.5 * (1 + cos(M_PI * mid)), lr,
+                            fmax(end, lr * sqrt(w / 551)) };
+        double at_last[] = { lr, lr + (end - lr) * last, end + (lr - end) * 0.5 * (1 + cos(M_PI * last)),
+                             end + (lr - end) * (1 - sqrt((last - 0.8) * 5)),
+                             fmax(end, lr * sqrt(w / 1100)) };
+        double first = warmup ? lr / warmup : lr, peak = lr;
+        expect(fabs(lr_at(&f, 0) / first - 1) < 1e-7, "%s first %g", names[k], lr_at(&f, 0));
+        if (warmup) expect(fabs(lr_at(&f, 99) / peak - 1) < 1e-7, "%s w-1 %g", names[k], lr_at(&f, 99));
+        double at_w = lr_at(&f, (uint64_t)warmup);
+        expect(fabs(at_w / peak - 1) < (k == 4 ? 6e-3 : 1e-7), "%s w %g", names[k], at_w);
+        expect(fabs(lr_at(&f, 550) / at_mid[k] - 1) < 1e-7, "%s mid %g", names[k], lr_at(&f, 550));
+        expect(fabs(lr_at(&f, 1099) / at_last[k] - 1) < 1e-7, "%s last %g, want %g", names[k],
+               lr_at(&f, 1099), at_last[k]);
+    }
+}
+static void test_sum_squares_and_crc_by_hand(void) {
+    real x[1000];
+    for (int i = 0; i < 1000; i++) x[i] = (real)i;
+    expect(sum_squares(x, 1000) == 332833500, "sum %g", sum_squares(x, 1000));
+    expect(crc32c(0, "123456789", 9) == 0xe3069283, "crc %08x", crc32c(0, "123456789", 9));
+    expect(crc32c(crc32c(0, "1234", 4), "56789", 5) == 0xe3069283, "in two parts");
+}
+static void test_half_precision_values(void) {
+    expect(half_to_double(0x3c00) == 1 && half_to_double(0xc000) == -2, "one, minus two");
+    expect(half_to_double(1) == 0x1p-24 && half_to_double(0x7bff) == 65504, "smallest, largest");
+    expect(isinf(half_to_double(0x7c00)) && isnan(half_to_double(0x7e00)), "Inf, NaN");
+}
+
+// === 2. ops backward, against central differences (fp64) ===
+
+// d sum(out * weight) / d x[i] for some i, by the difference quotient with step h; the analytic
+// gradient must agree to 1e-6 of the largest.
+typedef struct { void (*run)(void *); void *context; floatX *out; const floatX *weight; size_t count; } Probe;
+static double probe_loss(Probe *p) {
+    p->run(p->context);
+    double sum = 0;
+    for (size_t i = 0; i < p->count; i++) sum += (double)f32(p->out[i]) * (double)f32(p->weight[i]);
+    return sum;
+}
+static void probe_check(Probe *p, floatX *x, const real *dx, size_t count, const char *what) {
+    double scale = 0, worst = 0;
+    for (size_t i = 0; i < count; i++) scale = fmax(scale, fabs((double)dx[i]));
+    expect(scale > 0 && isfinite(scale), "%s: no gradient", what);
+    for (size_t k = 0; k < 40; k++) {
+        size_t i = count <= 40 ? k % count : hash64(k) % count;
+        real was = f32(x[i]), h = (real)1e-5;
+        x[i] = fX(was + h);
+        double up = probe_loss(p);
+        x[i] = fX(was - h);
+        double down = probe_loss(p), numeric = (up - down) / (2 * (double)h);
+        x[i] = fX(was);
+        double error = fabs(numeric - (double)dx[i]) / scale;
+        if (!(error <= worst)) worst = error;
+    }
+    expect(worst <= 1e-6, "%s: relative error %g, bar 1e-6", what, worst);
+}
+static real *as_real(const floatX *x, size_t count) {
+    real *out = (real *)host_alloc(count * sizeof(real));
+    for (size_t i = 0; i < count; i++) out[i] = f32(x[i]);
+    return out;
+}
+
+typedef struct {
+    size_t B, T, C, NH, OC, V, Vp;
+    floatX *out, *pre, *inp, *weight, *bias, *residual;
+    real *mean, *rstd, *lse;
+    int32_t *tokens;
+} OpCase;
+static OpCase op_case(size_t B, size_t T, size_t C, size_t NH, size_t OC, size_t V) {
+    OpCase o;
+    memset(&o, 0, sizeof o);
+    o.B = B; o.T = T; o.C = C; o.NH = NH; o.OC = OC; o.V = V; o.Vp = round_up(V, 128);
+    return o;
+}
+static void run_embedding(void *context) {
+    OpCase *o = (OpCase *)context;
+    embedding_forward(o->out, o->tokens, o->weight, o->bias, o->B, o->T, o->C, 0);
+}
+static void run_layernorm(void *context) {
+    OpCase *o = (OpCase *)context;
+    layernorm_forward(o->out, o->mean, o->rstd, o->inp, o->weight, o->bias, o->B * o->T, o->C);
+}
+static void run_matmul(void *context) {
+    OpCase *o = (OpCase *)context;
+    matmul_forward(o->out, NULL, o->inp, o->weight, o->bias, NULL, o->B * o->T, o->C, o->OC);
+}
+static void run_gelu_matmul(void *context) { // out = gelu(pre) weight^T + bias
+    OpCase *o = (OpCase *)context;
+    gelu_forward(o->inp, o->pre, o->B * o->T * o->C);
+    run_matmul(context);
+}
+static void run_attention(void *context) {
+    OpCase *o = (OpCase *)context;
+    attention_forward(o->out, o->lse, o->inp, o->B, o->T, o->C, o->NH);
+}
+static void test_embedding_backward_equals_differences(void) {
+    if (!is_fp64) return;
+    OpCase o = op_case(3, 5, 20, 1, 0, 7);
+    size_t N = o.B * o.T;
+    o.weight = make(o.V * o.C, 1, 1, 0);
+    o.bias = make(6 * o.C, 2, 1, 0); // wpe with maxT = 6 > T
+    o.out = make_nan(N * o.C);
+    o.tokens = (int32_t *)host_alloc(N * sizeof(int32_t));
+    tokens_fill(o.tokens, N, o.V, 3);
+    floatX *dout = make(N * o.C, 4, 1, 0);
+    real *dwte = (real *)host_alloc(o.Vp * o.C * sizeof(real)), *dwpe = make_nan_real(6 * o.C);
+    embedding_backward(dwte, dwpe, dout, o.tokens, o.B, o.T, o.C, 6, 0);
+    Probe p = { run_embedding, &o, o.out, dout, N * o.C };
+    probe_check(&p, o.weight, dwte, o.V * o.C, "wte");
+    probe_check(&p, o.bias, dwpe, 6 * o.C, "wpe");
+    for (size_t i = 0; i < o.C; i++) expect(dwpe[5 * o.C + i] == 0, "an unused position has a gradient");
+}
+static void test_layernorm_backward_equals_differences(void) {
+    if (!is_fp64) return;
+    const size_t channels[] = { 1 + 6, 16, 65 };
+    for (int k = 0; k < 3; k++) {
+        OpCase o = op_case(1, 7, channels[k], 1, 0, 0);
+        size_t N = o.B * o.T, count = N * o.C;
+        o.inp = make(count, 1, 1, 0.5);
+        o.weight = make(o.C, 2, 0.5, 1);
+        o.bias = make(o.C, 3, 1, 0);
+        o.out = make_nan(count);
+        o.mean = make_nan_real(N);
+        o.rstd = make_nan_real(N);
+        floatX *dout = make(count, 4, 1, 0), *dinp = make(count, 0, 0, 0);
+        real *dw = make_nan_real(o.C), *db = make_nan_real(o.C);
+        run_layernorm(&o);
+        layernorm_backward(dinp, dw, db, dout, o.inp, o.mean, o.rstd, o.weight, N, o.C, 0);
+        Probe p = { run_layernorm, &o, o.out, dout, count };
+        probe_check(&p, o.weight, dw, o.C, "weight");
+        probe_check(&p, o.bias, db, o.C, "bias");
+        probe_check(&p, o.inp, as_real(dinp, count), count, "inp");
+    }
+}
+static void test_matmul_backward_equals_differences(void) {
+    if (!is_fp64) return;
+    const size_t shapes[][3] = { { 1, 1, 1 }, { 7, 20, 33 }, { 65, 17, 66 }, { 130, 65, 100 } };
+    for (int k = 0; k < 4; k++) {
+        OpCase o = op_case(1, shapes[k][0], shapes[k][1], 1, shapes[k][2], 0);
+        size_t N = o.T;
+        o.inp = make(N * o.C, 1, 1, 0);
+        o.pre = make(N * o.C, 5, 1, 0);
+        o.weight = make(o.OC * o.C, 2, 1, 0);
+        o.bias = make(o.OC, 3, 1, 0);
+        o.out = make_nan(N * o.OC);
+        floatX *dout = make(N * o.OC, 4, 1, 0), *dinp = make_nan(N * o.C);
+        real *dw = make_nan_real(o.OC * o.C), *db = make_nan_real(o.OC);
+        matmul_backward(dinp, dw, db, dout, o.inp, o.weight, NULL, N, o.C, o.OC, 0);
+        Probe p = { run_matmul, &o, o.out, dout, N * o.OC };
+        probe_check(&p, o.inp, as_real(dinp, N * o.C), N * o.C, "inp");
+        probe_check(&p, o.weight, dw, o.OC * o.C, "weight");
+        probe_check(&p, o.bias, db, o.OC, "bias");
+        run_gelu_matmul(&o);
+        matmul_backward(dinp, dw, db, dout, o.inp, o.weight, o.pre, N, o.C, o.OC, 0);
+        Probe q = { run_gelu_matmul, &o, o.out, dout, N * o.OC };
+        probe_check(&q, o.pre, as_real(dinp, N * o.C), N * o.C, "pre_gelu");
+    }
+}
+static void test_attention_backward_equals_differences(void) {
+    if (!is_fp64) return;
+    const size_t shapes[][3] = { { 1, 1, 8 }, { 7, 3, 5 }, { 65, 2, 16 }, { 130, 1, 20 } };
+    for (int k = 0; k < 4; k++) {
+        OpCase o = op_case(2, shapes[k][0], shapes[k][1] * shapes[k][2], shapes[k][1], 0, 0);
+        size_t N = o.B * o.T;
+        ops_init(o.T, shapes[k][2]);
+        o.inp = make(N * 3 * o.C, 1, 2, 0);
+        o.out = make_nan(N * o.C);
+        o.lse = make_nan_real(N * o.NH);
+        floatX *dout = make(N * o.C, 4, 1, 0), *dqkv = make_nan(N * 3 * o.C);
+        run_attention(&o);
+        attention_backward(dqkv, dout, o.out, o.lse, o.inp, o.B, o.T, o.C, o.NH);
+        Probe p = { run_attention, &o, o.out, dout, N * o.C };
+        probe_check(&p, o.inp, as_real(dqkv, N * 3 * o.C), N * 3 * o.C, "qkv");
+        ops_free();
+    }
+}
+static void test_classifier_gradient_equals_differences(void) {
+    if (!is_fp64) return;
+    enum { N = 3, V = 66, Vp = 128 };
+    floatX *x = make(N * Vp, 1, 3, 0), *copy = make_nan(N * Vp);
+    int32_t targets[N] = { 0, 65, 30 };
+    real losses[N];
+    floatX *dx = make(N * Vp, 1, 3, 0);
+    classifier_forward_backward(losses, dx, targets, 1, N, V, Vp);
+    for (size_t i = 0; i < N * Vp; i++) {
+        if (i % Vp >= V) continue;
+        double sums[2] = { 0, 0 };
+        for (int side = 0; side < 2; side++) {
+            memcpy(copy, x, N * Vp * sizeof(floatX));
+            copy[i] = fX(f32(x[i]) + (side ? -1 : 1) * (real)1e-5);
+            classifier_forward_backward(losses, copy, targets, 0, N, V, Vp);
+            for (int n = 0; n < N; n++) sums[side] += (double)losses[n];
+        }
+        double error = fabs((sums[0] - sums[1]) / 2e-5 - (double)f32(dx[i]));
+        expect(error <= 1e-6, "logit %zu: error %g", i, error);
+    }
+}
+static void test_model_gradients_equal_differences(void) {
+    if (!is_fp64) return;
+    enum { B = 2, T = 7 };
+    Model m;
+    model_make(&m, config_of(2, 3, 24, 9, 66), B, T, 0);
+    model_perturb(&m, 11);
+    int32_t batch[2 * B * T];
+    tokens_fill(batch, 2 * B * T, 66, 4);
+    model_gradients(&m, batch, B, T);
+    for (int i = 0; i < NUM_PARAMS; i++) for (size_t k = 0; k < 8; k++) {
+        const ParamInfo *p = &m.layout.params[i];
+        size_t count = p->file_rows * p->cols;
+        size_t at = param_at(&m.layout, i, k % 2) + hash64(k + 1) % count;
+        real was = f32(m.weights[at]), h = (real)1e-5;
+        m.weights[at] = fX(was + h);
+        double up = model_loss(&m, batch, B, T);
+        m.weights[at] = fX(was - h);
+        double down = model_loss(&m, batch, B, T), numeric = (up - down) / (2 * (double)h);
+        m.weights[at] = fX(was);
+        double error = fabs(numeric - (double)m.grads[at]), bar = 1e-6 * fmax(fabs(numeric), 1e-2);
+        expect(error <= bar, "%s[%zu]: %g by differences, %g", p->file_name, at, numeric,
+               (double)m.grads[at]);
+    }
+    gpt_free(&m);
+}
+
+// === 3. whole model against PyTorch ===
+
+// One tensor of a dump in our layout against `got` (rows,cols): the largest difference over the
+// largest entry.
+static double dump_difference(const St *st, const ParamInfo *p, const char *name, const real *got) {
+    real *want = st_param(st, p, name);
+    size_t count = p->rows * p->cols;
+    double *a = (double *)host_alloc(count * sizeof(double)), *b = (double *)host_alloc(count * sizeof(double));
+    for (size_t i = 0; i < count; i++) { a[i] = (double)want[i]; b[i] = (double)got[i]; }
+    double d = difference(a, b, count, 0);
+    free(want); free(a); free(b);
+    return d;
+}
+static double worst_difference(const St *st, const Model *m, const char *prefix, int is_weights, char *worst_name) {
+    double worst = 0;
+    for (size_t bucket = 0; bucket < m->layout.num_buckets; bucket++) for (int i = 0; i < NUM_PARAMS; i++) {
+        const ParamInfo *p = &m->layout.params[i];
+        if (p->scope != bucket_scope(&m->layout, bucket)) continue;
+        char name[128], full[160];
+        param_name(name, sizeof name, 'w', p, bucket);
+        snprintf(full, sizeof full, "%s%s", prefix, name);
+        size_t at = bucket_start(&m->layout, bucket) + p->offset, count = p->rows * p->cols;
+        real *got = (real *)host_alloc(count * sizeof(real));
+        if (is_weights) values_to_host(got, m->weights + at, count);
+        else to_host(got, m->grads + at, count * sizeof(real));
+        // The bias of the keys has no gradient in exact arithmetic (softmax ignores a shift); in fp32
+        // what is left of it is noise, and AdamW makes steps of full size out of noise.
+        int is_noise = is_weights && !is_fp64 && i == P_qkvb;
+        double d = is_noise ? 0 : dump_difference(st, p, full, got);
+        if (!(d <= worst)) { worst = d; strcpy(worst_name, full); }
+        free(got);
+    }
+    return worst;
+}
+static double st_number(const St *st, const char *name, size_t i) {
+    const StTensor *t = st_find(st, name);
+    check(t != NULL, EXIT_INPUT, "%s: no tensor %s", st->file.path, name);
+    void *data = st_bytes(st, t);
+    double value;
+    memcpy(&value, (char *)data + i * sizeof value, sizeof value);
+    free(data);
+    return value;
+}
+static Config dump_config(const St *st, size_t *B, size_t *T) {
+    Config c;
+    memset(&c, 0, sizeof c);
+    const char *text = st_meta(st, "config");
+    Json j = json_open(st->file.path, text, strlen(text));
+    char key[64];
+    json_enter(&j, '{');
+    while (json_more(&j, '}')) {
+        json_key(&j, key, sizeof key);
+        size_t value = (size_t)json_count(&j);
+        if (!strcmp(key, "n_layer")) c.L = value;
+        if (!strcmp(key, "n_head")) c.NH = value;
+        if (!strcmp(key, "n_embd")) c.C = value;
+        if (!strcmp(key, "n_positions")) c.maxT = value;
+        if (!strcmp(key, "vocab_size")) c.V = value;
+    }
+    const StTensor *inputs = st_find(st, "inputs");
+    if (inputs) { *B = inputs->dims[1]; *T = inputs->dims[2]; }
+    return c;
+}
+// Bars: fp64 logits and gradients 1e-9; fp32 loss 1e-5, gradients 1e-4 of a tensor's largest entry,
+// losses of 10 AdamW steps 1e-4.
+static void dump_case(const char *path, int recompute) {
+    St st;
+    st_open(&st, path);
+    size_t B = 0, T = 0;
+    Config c = dump_config(&st, &B, &T);
+    Model m;
+    model_make(&m, c, B, T, recompute);
+    c = m.config;
+    gpt_load(&m, &st, "w");
+    int32_t *inputs = (int32_t *)st_bytes(&st, st_find(&st, "inputs"));
+    int32_t *targets = (int32_t *)st_bytes(&st, st_find(&st, "targets"));
+    double *logits = (double *)st_bytes(&st, st_find(&st, "logits"));
+    char *argv[] = { (char *)"t", (char *)"--grad_clip=1", (char *)"--weight_decay=0.1", (char *)"--beta1=0.9",
+                     (char *)"--beta2=0.95", (char *)"--eps=1e-8" };
+    Flags f = flags_parse(6, argv);
+    char worst[160] = "";
+    for (uint64_t step = 0; step < 10; step++) {
+        memcpy(m.tokens, inputs + step * B * T, B * T * sizeof(int32_t));
+        memcpy(m.tokens + B * T, targets + step * B * T, B * T * sizeof(int32_t));
+        if (step == 0) {
+            model_loss(&m, m.tokens, B, T);
+            double *got = (double *)host_alloc(B * T * c.V * sizeof(double));
+            for (size_t n = 0; n < B * T; n++) for (size_t i = 0; i < c.V; i++)
+                got[n * c.V + i] = (double)f32(acts_at(&m, 0).logits[n * c.Vp + i]);
+            double d = difference(logits, got, B * T * c.V, 0);
+            expect(d <= (is_fp64 ? 1e-9 : 1e-5), "logits differ by %g", d);
+            free(got);
+        }
+        double loss = model_gradients(&m, m.tokens, B, T), norm = gpt_grad_norm(&m);
+        double want = st_number(&st, "losses", step), want_norm = st_number(&st, "grad_norms", step);
+        if (step == 0) {
+            double d = worst_difference(&st, &m, "grad.", 0, worst);
+            expect(d <= (is_fp64 ? 1e-9 : 1e-4), "gradient %s differs by %g", worst, d);
+            expect(fabs(loss - want) <= (is_fp64 ? 1e-12 : 1e-5), "loss %.9g, PyTorch %.9g", loss, want);
+        }
+        expect(fabs(loss - want) <= (is_fp64 ? 1e-9 : 1e-4), "step %d: loss %.9g, PyTorch %.9g", (int)step,
+               loss, want);
+        expect(fabs(norm / want_norm - 1) <= (is_fp64 ? 1e-9 : 1e-4), "step %d: norm %.9g, PyTorch %.9g",
+               (int)step, norm, want_norm);
+        gpt_update(&m, &f, 1e-3, norm, step + 1);
+    }
+    double d = worst_difference(&st, &m, "final.", 1, worst);
+    expect(d <= (is_fp64 ? 1e-8 : 2e-3), "after 10 steps %s differs by %g", worst, d);
+    free(inputs); free(targets); free(logits);
+    gpt_free(&m);
+    st_close(&st);
+}
+static void test_model_equals_pytorch(void) {
+    for (int recompute = 0; recompute <= 3; recompute++) dump_case("dev/test/reference.safetensors", recompute);
+}
+static void test_model_equals_larger_pytorch_dump(void) { // made by `make reference`
+    const char *path = getenv("GPT_DUMP");
+    if (path) dump_case(path, 0);
+    else skip_reason = "optional: set GPT_DUMP to a file of scripts/reference.py";
+}
+static void test_initial_weights_equal_pytorch(void) {
+    St st;
+    st_open(&st, "dev/test/init.safetensors");
+    size_t B, T;
+    Model m;
+    model_make(&m, dump_config(&st, &B, &T), 1, 1, 0);
+    gpt_init_weights(&m, 1337);
+    for (size_t bucket = 0; bucket < m.layout.num_buckets; bucket++) for (int i = 0; i < NUM_PARAMS; i++) {
+        const ParamInfo *p = &m.layout.params[i];
+        if (p->scope != bucket_scope(&m.layout, bucket)) continue;
+        char name[128];
+        param_name(name, sizeof name, 'w', p, bucket);
+        real *want = st_param(&st, p, name);
+        const floatX *got = m.weights + bucket_start(&m.layout, bucket) + p->offset;
+        for (size_t k = 0; k < p->rows * p->cols; k++)
+            expect(fabs((double)(f32(got[k]) - want[k])) <= 2e-7, "%s[%zu] is %g, PyTorch %g", name, k,
+                   (double)f32(got[k]), (double)want[k]);
+        free(want);
+    }
+    gpt_free(&m);
+    st_close(&st);
+}
+// A GPT-2 made with numpy; numpy, PyTorch and llama.cpp agree on its loss and its greedy tokens.
+static void test_golden_model(void) {
+    char *path = data_file("formats/tiny_byte_gpt2.safetensors");
+    char *expected = data_file("formats/tiny_byte_gpt2_expected.json");
+    if (!path || !expected) return;
+    int32_t tokens[128];
+    size_t num_prompt = 0, num_tokens = 0, bytes;
+    double nll = 0;
+    char key[64], *text = in_read_all(expected, 1 << 20, &bytes);
+    for (int pass = 0; pass < 2; pass++) { // the prompt first, whatever the order in the file
+        Json j = json_open(expected, text, bytes);
+        json_enter(&j, '{');
+        while (json_more(&j, '}')) {
+            json_key(&j, key, sizeof key);
+            int is_wanted = !strcmp(key, pass ? "greedy_24" : "prompt_ids");
+            if (!strcmp(key, "mean_nll")) nll = json_number(&j);
+            else if (!is_wanted) json_skip(&j);
+            else for (json_enter(&j, '['); json_more(&j, ']'); ) tokens[num_tokens++] = (int32_t)json_count(&j);
+        }
+        if (pass == 0) num_prompt = num_tokens;
+    }
+    expect(num_prompt > 0 && num_tokens == num_prompt + 24, "%zu tokens, %zu in the prompt", num_tokens, num_prompt);
+    Model m;
+    memset(&m, 0, sizeof m);
+    char *file = init_file(path, &m.config);
+    St st;
+    st_open(&st, file);
+    model_make(&m, m.config, 1, m.config.maxT, 0);
+    gpt_load(&m, &st, "w");
+    double loss = 0;
+    size_t V = m.config.V;
+    real *logits = (real *)host_alloc(V * sizeof(real));
+    Candidate *candidates = (Candidate *)host_alloc(V * sizeof(Candidate));
+    char *argv[] = { (char *)"t", (char *)"--temperature=0" };
+    Flags f = flags_parse(2, argv);
+    for (size_t n = 1; n < num_tokens; n++) {
+        gpt_extend(&m, tokens + n - 1, 1, n - 1, logits);
+        if (n >= num_prompt) {
+            int32_t token = sample_token(logits, candidates, V, &f, 0);
+            expect(token == tokens[n], "greedy token %zu is %d, expected %d", n, token, tokens[n]);
+        }
+    }
+    memcpy(m.tokens, tokens, (num_prompt - 1) * sizeof(int32_t));
+    memcpy(m.tokens + num_prompt - 1, tokens + 1, (num_prompt - 1) * sizeof(int32_t));
+    loss = model_loss(&m, m.tokens, 1, num_prompt - 1);
+    expect(fabs(loss - nll) <= 1e-5, "mean NLL %.9g, expected %.9g", loss, nll);
+    gpt_free(&m);
+    st_close(&st);
+    free(text);
+}
+
+// === 4. invariants ===
+
+static void test_parameter_count_of_gpt2(void) {
+    Layout y = layout_of(config_of(12, 12, 768, 1024, 50257));
+    Config c = config_of(12, 12, 768, 1024, 50257);
+    config_check(&c, EXIT_INTERNAL, "d12");
+    y = layout_of(c);
+    expect(y.num_parameters == 124439808, "%zu", y.num_parameters);
+    expect(12 * 256 * 256 == 786432, "a block's matrices at d = 256");
+    expect(12.0 * 24 * 2048 * 2048 + 50000.0 * 2048 == 1310359552, "12 L d^2 + V d");
+}
+static void test_textbook_budgets(void) {
+    double N = 1.31e9, D = 20 * N, C = textbook_train_flops(N, D);
+    expect(fabs(C / 2.06e20 - 1) < 1e-3, "6 N D = %g", C);
+    expect(fabs(textbook_days(C, 3e14, 0.4) - 19.87) < 0.01, "%g days", textbook_days(C, 3e14, 0.4));
+    expect(textbook_adam_bytes(7e9) == 112e9, "7B");
+    expect(fabs(textbook_adam_bytes(1.31e9) / 21.0e9 - 1) < 2e-3, "1.31B");
+    double layer = textbook_layer_bytes(2048, 1, 2048, 16, 0), flash = textbook_layer_bytes(2048, 1, 2048, 16, 1);
+    expect(fabs(layer / 478e6 - 1) < 2e-3, "%g bytes a layer", layer);
+    expect(fabs(24 * layer / 11.5e9 - 1) < 4e-3, "%g bytes", 24 * layer);
+    expect(fabs(24 * flash / 3.42e9 - 1) < 2e-3, "%g bytes with flash attention", 24 * flash);
+    double seconds = textbook_days(7.8e22, 256e15, 0.4) * 86400;
+    expect(fabs(seconds / 7.617e5 - 1) < 1e-3 && fabs(seconds / 86400 - 8.8) < 0.02, "%g s", seconds);
+}
+static void test_counted_flops_backward_is_twice_forward(void) {
+    enum { B = 2, T = 16 };
+    Model m;
+    model_make(&m, config_of(3, 2, 32, T, 100), B, T, 0);
+    gpt_init_weights(&m, 1);
+    tokens_fill(m.tokens, 2 * B * T, 100, 1);
+    matmul_flops = 0;
+    model_loss(&m, m.tokens, B, T);
+    double forward = matmul_flops;
+    matmul_flops = 0;
+    model_gradients(&m, m.tokens, B, T);
+    double backward = matmul_flops - forward;
+    expect(fabs(backward / forward - 2) < 0.01, "backward / forward = %g", backward / forward);
+    double weights = 2 * (12.0 * 3 * 32 * 32 + 128 * 32) * B * T; // Vp = 128
+    expect(forward == weights, "forward %g, 2 FLOPs a weight and token are %g", forward, weights);
+    gpt_free(&m);
+    model_make(&m, config_of(3, 2, 32, T, 100), B, T, 3); // level 3 runs every layer forward once more
+    gpt_init_weights(&m, 1);
+    tokens_fill(m.tokens, 2 * B * T, 100, 1);
+    matmul_flops = 0;
+    model_gradients(&m, m.tokens, B, T);
+    double again = matmul_flops - forward - backward, layers = 2 * 12.0 * 3 * 32 * 32 * B * T;
+    expect(again == layers, "level 3 adds %g, a forward of the layers is %g", again, layers);
+    gpt_free(&m);
+}
+static void test_recompute_levels_give_the_same_bits(void) {
+    enum { B = 3, T = 65, V = 100 };
+    Model m;
+    real *want = NULL;
+    size_t bytes_before = SIZE_MAX;
+    for (int r = 0; r <= 3; r++) {
+        size_t start = dev_bytes;
+        model_make(&m, config_of(3, 3, 48, T + 2, V), B, T, r);
+        expect(dev_bytes - start < bytes_before, "level %d saves no memory", r);
+        bytes_before = dev_bytes - start;
+        model_perturb(&m, 3);
+        tokens_fill(m.tokens, 2 * B * T, V, 1);
+        model_gradients(&m, m.tokens, B, T);
+        if (r == 0) {
+            want = (real *)host_alloc(m.layout.count * sizeof(real));
+            memcpy(want, m.grads, m.layout.count * sizeof(real));
+        } else expect(!memcmp(want, m.grads, m.layout.count * sizeof(real)), "level %d differs", r);
+        gpt_free(&m);
+    }
+}
+static void test_gradients_do_not_depend_on_threads(void) {
+    enum { B = 2, T = 130, V = 257 };
+    int threads = omp_get_max_threads();
+    real *want = NULL;
+    for (int n = 1; n <= 3; n++) {
+        omp_set_num_threads(n);
+        Model m;
+        model_make(&m, config_of(2, 5, 80, T, V), B, T, 0);
+        model_perturb(&m, 3);
+        tokens_fill(m.tokens, 2 * B * T, V, 1);
+        model_gradients(&m, m.tokens, B, T);
+        if (n == 1) {
+            want = (real *)host_alloc(m.layout.count * sizeof(real));
+            memcpy(want, m.grads, m.layout.count * sizeof(real));
+        } else expect(!memcmp(want, m.grads, m.layout.count * sizeof(real)), "%d threads differ", n);
+        gpt_free(&m);
+    }
+    omp_set_num_threads(threads);
+}
+static void test_accumulation_equals_the_large_batch(void) {
+    enum { B = 4, T = 7, V = 66 };
+    Model m;
+    model_make(&m, config_of(2, 2, 20, T, V), B, T, 0);
+    model_perturb(&m, 3);
+    int32_t tokens[2 * B * T];
+    tokens_fill(tokens, 2 * B * T, V, 1);
+    memcpy(m.tokens, tokens, sizeof tokens);
+    model_gradients(&m, m.tokens, B, T);
+    size_t count = m.layout.count;
+    double *want = (double *)host_alloc(count * sizeof(double)), *got = (double *)host_alloc(count * sizeof(double));
+    for (size_t i = 0; i < count; i++) want[i] = (double)m.grads[i];
+    for (size_t i = 0; i < B; i++) { // one sequence at a time
+        memcpy(m.tokens, tokens + i * T, T * sizeof(int32_t));
+        memcpy(m.tokens + T, tokens + (B + i) * T, T * sizeof(int32_t));
+        gpt_forward(&m, m.tokens, 1, T);
+        gpt_head(&m, m.tokens + T, T, (real)(1.0 / (B * T)), i > 0);
+        gpt_backward(&m, m.tokens, 1, T, i > 0);
+    }
+    for (size_t i = 0; i < count; i++) got[i] = (double)m.grads[i];
+    double d = difference(want, got, count, 0);
+    expect(d <= 1e-6, "relative difference %g", d);
+    free(want); free(got);
+    gpt_free(&m);
+}
+static void test_first_gradient_overwrites_what_was_there(void) {
+    enum { B = 1, T = 7, V = 66 };
+    Model m;
+    model_make(&m, config_of(1, 2, 20, T + 1, V), B, T, 0);
+    model_perturb(&m, 3);
+    tokens_fill(m.tokens, 2 * B * T, V, 1);
+    for (size_t i = 0; i < m.layout.count; i++) m.grads[i] = NAN;
+    model_gradients(&m, m.tokens, B, T);
+    for (int i = 0; i < NUM_PARAMS; i++) for (size_t k = 0; k < m.layout.params[i].rows * m.layout.params[i].cols; k++)
+        expect(isfinite(m.grads[param_at(&m.layout, i, 0) + k]), "%s[%zu] kept its NaN", m.layout.params[i].file_name, k);
+    gpt_free(&m);
+}
+static void test_head_in_chunks_equals_plain_loss(void) {
+    enum { B = 5, T = 250, V = 66 }; // 1250 rows: two chunks
+    Model m;
+    model_make(&m, config_of(1, 1, 16, T, V), B, T, 0);
+    model_perturb(&m, 3);
+    tokens_fill(m.tokens, 2 * B * T, V, 1);
+    double all = model_loss(&m, m.tokens, B, T), sum = 0;
+    int32_t *tokens = (int32_t *)host_alloc(2 * B * T * sizeof(int32_t));
+    memcpy(tokens, m.tokens, 2 * B * T * sizeof(int32_t));
+    for (size_t b = 0; b < B; b++) {
+        memcpy(m.tokens, tokens + b * T, T * sizeof(int32_t));
+        memcpy(m.tokens + T, tokens + (B + b) * T, T * sizeof(int32_t));
+        sum += model_loss(&m, m.tokens, 1, T) / B;
+    }
+    expect(fabs(all - sum) <= 32 * unit * sum, "%.9g in chunks, %.9g by sequences", all, sum);
+    free(tokens);
+    gpt_free(&m);
+}
+static void test_plan_equals_what_is_allocated(void) {
+    for (int r = 0; r <= 3; r++) for (int is_trained = 0; is_trained < 2; is_trained++) {
+        Model m;
+        memset(&m, 0, sizeof m);
+        m.config = config_of(3, 2, 48, 33, 257);
+        config_check(&m.config, EXIT_INTERNAL, "test");
+        m.B = 3; m.T = 32; m.recompute = r; m.is_trained = is_trained; m.cache_T = is_trained ? 0 : 33;
+        BufferInfo infos[NUM_BUFFERS];
+        gpt_plan(&m, infos);
+        size_t planned = 0, before = dev_bytes;
+        for (int i = 0; i < NUM_BUFFERS; i++) planned += infos[i].bytes;
+        gpt_alloc(&m);
+        expect(dev_bytes - before == planned, "allocated %zu, planned %zu", dev_bytes - before, planned);
+        gpt_free(&m);
+    }
+}
+static void test_cached_logits_equal_the_training_pass(void) {
+    enum { T = 150, V = 100 };
+    Model m;
+    model_make(&m, config_of(2, 3, 48, T, V), 1, T, 0);
+    model_perturb(&m, 3);
+    int32_t tokens[T];
+    tokens_fill(tokens, T, V, 1);
+    real logits[V];
+    const size_t steps[] = { 1, 3, 60, 1, 1, 70, 14 }; // positions at a time
+    size_t first = 0;
+    for (size_t k = 0; k < 7; k++) {
+        gpt_extend(&m, tokens + first, steps[k], first, logits);
+        first += steps[k];
+        real cached[V];
+        memcpy(cached, logits, sizeof cached);
+        memcpy(m.tokens, tokens, first * sizeof(int32_t));
+        memset(m.tokens + first, 0, first * sizeof(int32_t));
+        model_loss(&m, m.tokens, 1, first); // the naive loop: the whole prefix again
+        values_to_host(logits, acts_at(&m, 0).logits + (first - 1) * m.config.Vp, V);
+        expect(!memcmp(cached, logits, sizeof cached), "after %zu tokens", first);
+    }
+    gpt_free(&m);
+}
+static void test_permute_is_a_permutation(void) {
+    const uint64_t counts[] = { 1, 2, 3, 4, 5, 100, 1000, 4096, 5000 };
+    for (int k = 0; k < 9; k++) for (uint64_t key = 0; key < 3; key++) {
+        uint64_t n = counts[k], in_place = 0;
+        unsigned char *seen = (unsigned char *)host_alloc((size_t)n);
+        for (uint64_t i = 0; i < n; i++) {
+            uint64_t to = permute(i, n, key);
+            expect(to < n && !seen[to], "%d of %d goes to %d", (int)i, (int)n, (int)to);
+            if (to < n) seen[to] = 1;
+            in_place += to == i;
+        }
+        expect(n < 100 || in_place < 10, "%d of %d stay in place", (int)in_place, (int)n);
+        free(seen);
+    }
+}
+static void test_an_epoch_uses_every_window_once(void) {
+    for (size_t processes = 1; processes <= 4; processes++) {
+        Data d;
+        memset(&d, 0, sizeof d);
+        enum { COUNT = 12 * 7 + 1 + 3, T = 7 };
+        uint32_t memory[COUNT];
+        for (uint32_t i = 0; i < COUNT; i++) memory[i] = i;
+        d.memory = memory;
+        data_cut(&d, 0, COUNT, T, "test");
+        d.is_shuffled = 1;
+        expect(d.num_windows == 12, "%d windows", (int)d.num_windows);
+        int32_t window[T + 1], previous_first = -1, same = 0;
+        for (uint64_t epoch = 0; epoch < 3; epoch++) {
+            int uses[12] = { 0 };
+            for (uint64_t s = 0; s < 12; s++) { // the processes share out the same 12 sample numbers
+                data_sample(&d, epoch * 12 + s, window);
+                expect(window[0] % T == 0 && window[T] == window[0] + T, "a window from %d to %d", window[0], window[T]);
+                uses[window[0] / T]++;
+                if (s == 0) { same += window[0] == previous_first; previous_first = window[0]; }
+            }
+            for (int w = 0; w < 12; w++) expect(uses[w] == 1, "window %d is used %d times", w, uses[w]);
+        }
+        expect(same < 2, "every epoch has the same order");
+    }
+}
+static void test_sampling_keeps_to_top_k_and_top_p(void) {
+    enum { V = 5 };
+    real logits[V] = { 0, (real)log(2.0), (real)log(4.0), (real)log(8.0), (real)-30 };
+    Candidate candidates[V];
+    const char *flags[] = { "--temperature=1", "--top_k=2", "--top_p=0.7", "--temperature=0" };
+    const double wants[][V] = { { 1 / 15.0, 2 / 15.0, 4 / 15.0, 8 / 15.0, 0 }, { 0, 0, 4 / 12.0, 8 / 12.0, 0 },
+                                { 0, 0, 4 / 12.0, 8 / 12.0, 0 }, { 0, 0, 0, 1, 0 } };
+    for (int k = 0; k < 4; k++) {
+        char *argv[] = { (char *)"t", (char *)flags[k] };
+        Flags f = flags_parse(2, argv);
+        double counts[V] = { 0 };
+        enum { DRAWS = 30000 };
+        for (int i = 0; i < DRAWS; i++) counts[sample_token(logits, candidates, V, &f, (i + 0.5) / DRAWS)]++;
+        for (int i = 0; i < V; i++)
+            expect(fabs(counts[i] / DRAWS - wants[k][i]) < 1e-4, "%s: token %d: %g, want %g", flags[k], i,
+                   counts[i] / DRAWS, wants[k][i]);
+    }
+}
+static void test_json_reads_what_it_writes_and_refuses_the_rest(void) {
+    Text t = { NULL, 0, 0 };
+    text_add_quoted(&t, "a\"b\\c\n\x01 \xc3\xa9");
+    Json j = json_open("test", t.at, t.count);
+    char out[64];
+    json_string(&j, out, sizeof out);
+    expect(!strcmp(out, "a\"b\\c\n\x01 \xc3\xa9"), "read back as %s", out);
+    const char *pairs[][2] = { { "\"\\u00e9\\ud83d\\ude00\\/\"", "\xc3\xa9\xf0\x9f\x98\x80/" } };
+    j = json_open("test", pairs[0][0], strlen(pairs[0][0]));
+    json_string(&j, out, sizeof out);
+    expect(!strcmp(out, pairs[0][1]), "escapes");
+    const char *bad[] = { "\"", "\"\\q\"", "\"\\u12\"", "{\"a\" 1}", "{\"a\":}", "[1 2]", "[1,", "{\"a\":1", "" };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        jmp_buf here;
+        volatile int refused = 1;
+        die_recovers = &here;
+        if (setjmp(here) == 0) {
+            j = json_open("bad", bad[i], strlen(bad[i]));
+            if (json_peek(&j) == '{') {
+                json_enter(&j, '{');
+                while (json_more(&j, '}')) { json_key(&j, out, sizeof out); json_skip(&j); }
+            } else if (json_peek(&j) == '[') {
+                json_enter(&j, '[');
+                while (json_more(&j, ']')) json_number(&j);
+            } else json_string(&j, out, sizeof out);
+            refused = 0;
+        }
+        die_recovers = NULL;
+        expect(refused, "%s was accepted", bad[i]);
+    }
+    free(t.at);
+}
+static void test_flags_accept_both_spellings(void) {
+    char *argv[] = { (char *)"t", (char *)"--batch-size", (char *)"8", (char *)"--seq_len=32", (char *)"--lr", (char *)"1e-4",
+                     (char *)"--resume", (char *)"--prompt", (char *)"--odd" };
+    Flags f = flags_parse(9, argv);
+    expect(f.batch_size == 8 && f.seq_len == 32 && f.lr == 1e-4 && f.resume == 1, "values");
+    expect(!strcmp(f.prompt, "--odd") && f.given[F_prompt] && !f.given[F_steps], "prompt");
+}
+
+// --- the list ---
+#define TESTS(X) \
+    X(test_exp_is_within_2_ulp) X(test_gelu_matches_its_tanh_form) \
+    X(test_embedding_adds_token_and_position) X(test_layernorm_forward_by_hand) \
+    X(test_matmul_forward_at_awkward_shapes) X(test_matmul_backward_adds_or_assigns) \
+    X(test_attention_forward_equals_plain_softmax) X(test_attention_forward_is_causal) \
+    X(test_classifier_by_hand) X(test_adamw_by_hand) X(test_schedules_equal_their_closed_forms) \
+    X(test_sum_squares_and_crc_by_hand) X(test_half_precision_values) \
+    X(test_embedding_backward_equals_differences) X(test_layernorm_backward_equals_differences) \
+    X(test_matmul_backward_equals_differences) X(test_attention_backward_equals_differences) \
+    X(test_classifier_gradient_equals_differences) X(test_model_gradients_equal_differences) \
+    X(test_model_equals_pytorch) X(test_model_equals_larger_pytorch_dump) \
+    X(test_initial_weights_equal_pytorch) X(test_golden_model) \
+    X(test_parameter_count_of_gpt2) X(test_textbook_budgets) \
+    X(test_counted_flops_backward_is_twice_forward) X(test_recompute_levels_give_the_same_bits) \
+    X(test_gradients_do_not_depend_on_threads) X(test_accumulation_equals_the_large_batch) \
+    X(test_first_gradient_overwrites_what_was_there) X(test_head_in_chunks_equals_plain_loss) \
+    X(test_plan_equals_what_is_allocated) X(test_cached_logits_equal_the_training_pass) \
+    X(test_permute_is_a_permutation) X(test_an_epoch_uses_every_window_once) \
+    X(test_sampling_keeps_to_top_k_and_top_p) \
+    X(test_json_reads_what_it_writes_and_refuses_the_rest) X(test_flags_accept_both_spellings)
+
+static int num_passed = 0, num_failed = 0, num_skipped = 0;
+static void run_test(const char *name, void (*test)(void)) {
+    int before = failures;
+    double start = now_ms();
+    skip_reason = NULL;
+    test();
+    if (skip_reason != NULL) { printf("skip %s: %s\n", name, skip_reason); num_skipped++; return; }
+    int is_good = failures == before;
+    printf("%s %s %s (%.0f ms)\n", is_good ? "ok  " : "FAIL", PRECISION_NAME, name, now_ms() - start);
+    num_passed += is_good;
+    num_failed += !is_good;
+}
+#define RUN(name) if (argc < 2 || strstr(#name, argv[1])) run_test(#name, name);
+int main(int argc, char **argv) {
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    TESTS(RUN)
+    printf("%d passed, %d failed, %d skipped\n", num_passed, num_failed, num_skipped);
+    return num_failed > 0 || num_passed + num_skipped == 0;
+}

@@ -1,0 +1,3054 @@
+// === 1. Includes and compile-time switches =======================================================
+
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE // pread, fsync, flock, sigaction, madvise
+#endif
+#include <assert.h>
+#include <ctype.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <glob.h>
+#include <inttypes.h>
+#include <math.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+#ifdef _OPENMP
+#include <omp.h>
+#else
+static int omp_get_max_threads(void) { return 1; }
+static int omp_get_thread_num(void) { return 0; }
+#endif
+#ifdef MADV_HUGEPAGE
+static void advise_huge(void *p, size_t bytes) { madvise(p, bytes, MADV_HUGEPAGE); }
+#else
+static void advise_huge(void *p, size_t bytes) { (void)p; (void)bytes; }
+#endif
+// PRECISION: what weights and activations are stored in (floatX) and sums are kept in (real).
+#if defined(PRECISION_FP64)      // for tests: finite differences, and 9 digits against PyTorch
+typedef double real, floatX;
+#define exp_real exp_double
+#define PRECISION_NAME "fp64"
+#else
+typedef float real;
+#define exp_real exp_poly
+typedef float floatX;
+#define PRECISION_NAME "fp32"
+#endif
+static inline real f32(floatX x) { return x; }
+static inline floatX fX(real x) { return x; }
+#ifndef GIT_HASH
+#define GIT_HASH "unknown" // the Makefile passes the commit
+#endif
+
+// === 2. Errors, files, time ============================================================ [shared]
+// The error contract: what comes from the world (flags, files, memory, peers) is tested by check(),
+// which prints one line and ends the program with a code of the list below; what only a mistake of
+// ours can break is tested by assert(). Nothing is repaired silently.
+
+enum { EXIT_INTERNAL = 1, EXIT_USAGE = 2, EXIT_INPUT = 3, EXIT_IO = 4, EXIT_NUMERICS = 5,
+       EXIT_PEER = 6 };
+
+static int rank = 0, ranks = 1; // this process among the processes of the run
+
+// While a checkpoint is being verified a bad file must not end the program: die() then leaves its
+// line in die_message and jumps to die_recovers.
+static jmp_buf *die_recovers = NULL;
+static char die_message[2048];
+static void comm_abort(int code); // 9: ends all processes of the run
+
+__attribute__((format(printf, 2, 3), noreturn))
+static void die(int code, const char *fmt, ...) {
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(die_message, sizeof die_message, fmt, args);
+    va_end(args);
+    if (die_recovers != NULL) longjmp(*die_recovers, code);
+    fflush(stdout);
+    if (ranks > 1) fprintf(stderr, "rank %d: error: %s\n", rank, die_message);
+    else fprintf(stderr, "error: %s\n", die_message);
+    comm_abort(code);
+    exit(code);
+}
+#define check(cond, code, ...) do { if (!(cond)) die(code, __VA_ARGS__); } while (0)
+
+__attribute__((format(printf, 1, 2)))
+static void warn(const char *fmt, ...) {
+    va_list args;
+    va_start(args, fmt);
+    fprintf(stderr, "warning: ");
+    vfprintf(stderr, fmt, args);
+    fprintf(stderr, "\n");
+    va_end(args);
+}
+
+static double now_ms(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return 1e3 * (double)t.tv_sec + 1e-6 * (double)t.tv_nsec;
+}
+
+static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
+static size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
+static size_t round_up(size_t n, size_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+static void *host_alloc(size_t bytes) { // small things; the large buffers are 5's dev_alloc
+    void *p = calloc(1, max_size(bytes, 1));
+    check(p != NULL, EXIT_INTERNAL, "out of memory: wanted %zu bytes", bytes);
+    return p;
+}
+static void *host_grow(void *p, size_t bytes) {
+    p = realloc(p, max_size(bytes, 1));
+    check(p != NULL, EXIT_INTERNAL, "out of memory: wanted %zu bytes", bytes);
+    return p;
+}
+
+// --- 2.1 text: a string that grows ---
+typedef struct { char *at; size_t count, room; } Text; // always ends in a zero byte
+
+static void text_add_bytes(Text *t, const void *bytes, size_t count) {
+    if (t->count + count + 1 > t->room) {
+        t->room = 2 * (t->count + count + 1);
+        t->at = (char *)host_grow(t->at, t->room);
+    }
+    memcpy(t->at + t->count, bytes, count);
+    t->count += count;
+    t->at[t->count] = 0;
+}
+__attribute__((format(printf, 2, 3)))
+static void text_add(Text *t, const char *fmt, ...) {
+    va_list args, again;
+    va_start(args, fmt);
+    va_copy(again, args);
+    int count = vsnprintf(NULL, 0, fmt, args);
+    va_end(args);
+    char *line = (char *)host_alloc((size_t)count + 1);
+    vsnprintf(line, (size_t)count + 1, fmt, again);
+    va_end(again);
+    text_add_bytes(t, line, (size_t)count);
+    free(line);
+}
+static void text_add_quoted(Text *t, const char *s) { // as a JSON string
+    text_add_bytes(t, "\"", 1);
+    for (; *s; s++) {
+        unsigned char c = (unsigned char)*s;
+        if (c == '"' || c == '\\') text_add(t, "\\%c", c);
+        else if (c < 0x20) text_add(t, "\\u%04x", c);
+        else text_add_bytes(t, s, 1);
+    }
+    text_add_bytes(t, "\"", 1);
+}
+__attribute__((format(printf, 1, 2)))
+static char *text_of(const char *fmt, ...) { // the caller frees it
+    va_list args, again;
+    va_start(args, fmt);
+    va_copy(again, args);
+    int count = vsnprintf(NULL, 0, fmt, args);
+    va_end(args);
+    char *s = (char *)host_alloc((size_t)count + 1);
+    vsnprintf(s, (size_t)count + 1, fmt, again);
+    va_end(again);
+    return s;
+}
+
+// --- 2.2 the checked reader: every input file comes through here ---
+// Regular files only (a FIFO would block for ever); the size is known before anything is read, and
+// every read is compared with it first.
+typedef struct { const char *path; int fd; uint64_t bytes; struct stat stat; } InFile;
+
+static InFile in_open(const char *path) {
+    InFile f = { path, -1, 0, {} };
+    f.fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    check(f.fd >= 0, EXIT_INPUT, "%s: %s", path, strerror(errno));
+    int bad = fstat(f.fd, &f.stat) != 0 || !S_ISREG(f.stat.st_mode);
+    if (bad) close(f.fd);
+    check(!bad, EXIT_INPUT, "%s: not a regular file", path);
+    f.bytes = (uint64_t)f.stat.st_size;
+    return f;
+}
+static void in_close(InFile *f) {
+    if (f->fd >= 0) close(f->fd);
+    f->fd = -1;
+}
+static void in_read(const InFile *f, uint64_t offset, void *out, size_t bytes) {
+    check(offset <= f->bytes && bytes <= f->bytes - offset, EXIT_INPUT,
+          "%s: %" PRIu64 " bytes, but bytes %" PRIu64 " to %" PRIu64 " are needed: cut short?",
+          f->path, f->bytes, offset, offset + bytes);
+    for (size_t done = 0; done < bytes; ) {
+        ssize_t n = pread(f->fd, (char *)out + done, bytes - done, (off_t)(offset + done));
+        if (n < 0 && errno == EINTR) continue;
+        check(n >= 0, EXIT_IO, "%s: %s at byte %" PRIu64, f->path, strerror(errno), offset + done);
+        check(n > 0, EXIT_INPUT, "%s: ends at byte %" PRIu64 ", had %" PRIu64 " bytes when opened",
+              f->path, offset + done, f->bytes);
+        done += (size_t)n;
+    }
+}
+static char *in_read_all(const char *path, size_t max_bytes, size_t *bytes) { // ends in a zero byte
+    InFile f = in_open(path);
+    int fits = f.bytes <= max_bytes;
+    if (!fits) in_close(&f);
+    check(fits, EXIT_INPUT, "%s: %" PRIu64 " bytes, limit %zu", path, f.bytes, max_bytes);
+    char *text = (char *)host_alloc((size_t)f.bytes + 1);
+    in_read(&f, 0, text, (size_t)f.bytes);
+    *bytes = (size_t)f.bytes;
+    in_close(&f);
+    return text;
+}
+
+// --- 2.3 the writer: remembers its first failure, so that a full disk does not end the training ---
+typedef struct { char *path; int fd, error; uint64_t bytes; } OutFile;
+
+static OutFile out_open(const char *path) {
+    OutFile f = { text_of("%s", path), -1, 0, 0 };
+    f.fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (f.fd < 0) f.error = errno;
+    return f;
+}
+static void out_write(OutFile *f, const void *data, size_t bytes) {
+    for (size_t done = 0; done < bytes && !f->error; ) {
+        ssize_t n = write(f->fd, (const char *)data + done, min_size(bytes - done, 1u << 30));
+        if (n < 0 && errno != EINTR) f->error = errno;
+        if (n > 0) done += (size_t)n;
+    }
+    f->bytes += bytes;
+}
+static int out_close(OutFile *f) { // 0, or the errno of the first failure; the data is on the disk
+    if (f->fd >= 0 && fsync(f->fd) != 0 && !f->error) f->error = errno;
+    if (f->fd >= 0 && close(f->fd) != 0 && !f->error) f->error = errno;
+    free(f->path);
+    return f->error;
+}
+static int sync_folder(const char *path) { // a rename is only safe once its folder is on the disk
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int error = fd < 0 || fsync(fd) != 0 ? errno : 0;
+    if (fd >= 0) close(fd);
+    return error;
+}
+
+// CRC-32C (Castagnoli; iSCSI, RFC 3720), eight bytes at a time by eight tables.
+static uint32_t crc32c(uint32_t crc, const void *data, size_t bytes) {
+    static uint32_t table[8][256];
+    if (!table[7][255]) {
+        for (uint32_t i = 0; i < 256; i++) {
+            uint32_t c = i;
+            for (int k = 0; k < 8; k++) c = (c >> 1) ^ (c & 1 ? 0x82f63b78u : 0);
+            table[0][i] = c;
+        }
+        for (int k = 1; k < 8; k++) for (int i = 0; i < 256; i++)
+            table[k][i] = (table[k - 1][i] >> 8) ^ table[0][table[k - 1][i] & 255];
+    }
+    const unsigned char *p = (const unsigned char *)data;
+    for (crc = ~crc; bytes >= 8; bytes -= 8, p += 8) {
+        uint32_t a, b;
+        memcpy(&a, p, 4);
+        memcpy(&b, p + 4, 4);
+        a ^= crc;
+        crc = table[7][a & 255] ^ table[6][a >> 8 & 255] ^ table[5][a >> 16 & 255] ^
+              table[4][a >> 24] ^ table[3][b & 255] ^ table[2][b >> 8 & 255] ^
+              table[1][b >> 16 & 255] ^ table[0][b >> 24];
+    }
+    for (; bytes > 0; bytes--, p++) crc = (crc >> 8) ^ table[0][(crc ^ *p) & 255];
+    return ~crc;
+}
+
+// --- 2.4 JSON: a cursor over a text; what is not JSON ends in check() with the byte offset ---
+// Use:  json_enter(&j, '{'); while (json_more(&j, '}')) { json_key(&j, key, sizeof key); ... }
+// where ... takes exactly one value: json_string, json_number, json_skip, or another json_enter.
+typedef struct { const char *path, *text, *at, *end; int first; } Json;
+
+static Json json_open(const char *path, const char *text, size_t count) {
+    Json j = { path, text, text, text + count, 1 };
+    return j;
+}
+static void json_bad(const Json *j, const char *wanted) {
+    die(EXIT_INPUT, "%s: JSON: wanted %s at byte %td", j->path, wanted, j->at - j->text);
+}
+static int json_peek(Json *j) { // the next byte that is not white space, 0 at the end
+    while (j->at < j->end && (*j->at == ' ' || *j->at == '\n' || *j->at == '\r' || *j->at == '\t'))
+        j->at++;
+    return j->at < j->end ? (unsigned char)*j->at : 0;
+}
+static void json_enter(Json *j, char bracket) { // '{' or '['
+    char wanted[2] = { bracket, 0 };
+    if (json_peek(j) != bracket) json_bad(j, wanted);
+    j->at++;
+    j->first = 1;
+}
+static int json_more(Json *j, char bracket) { // '}' or ']': 0 when it closes here, and passes it
+    int c = json_peek(j);
+    if (c == bracket) { j->at++; j->first = 0; return 0; }
+    if (!j->first) {
+        if (c != ',') json_bad(j, "a comma or the closing bracket");
+        j->at++;
+    }
+    j->first = 0;
+    return 1;
+}
+static uint32_t json_hex4(Json *j) {
+    uint32_t u = 0;
+    for (int i = 0; i < 4; i++) {
+        if (j->at >= j->end || !isxdigit((unsigned char)*j->at)) json_bad(j, "four hex digits");
+        int c = tolower((unsigned char)*j->at++);
+        u = u << 4 | (uint32_t)(c <= '9' ? c - '0' : c - 'a' + 10);
+    }
+    return u;
+}
+static size_t utf8_put(uint32_t u, char *out) { // 1 to 4 bytes
+    if (u < 0x80) { out[0] = (char)u; return 1; }
+    size_t count = u < 0x800 ? 2 : u < 0x10000 ? 3 : 4;
+    for (size_t i = count - 1; i > 0; i--, u >>= 6) out[i] = (char)(0x80 | (u & 0x3f));
+    out[0] = (char)((0xf00u >> count & 0xf0) | u);
+    return count;
+}
+static size_t json_string(Json *j, char *out, size_t room) { // bytes, without the added zero byte
+    static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
+    size_t count = 0;
+    if (json_peek(j) != '"') json_bad(j, "a string");
+    for (j->at++; ; ) {
+        if (j->at >= j->end || (unsigned char)*j->at < 0x20) json_bad(j, "the end of a string");
+        if (count + 5 > room) json_bad(j, "a shorter string");
+        char c = *j->at++;
+        if (c == '"') break;
+        if (c != '\\') { out[count++] = c; continue; }
+        c = j->at < j->end ? *j->at++ : 0;
+        const char *escape = c ? strchr(from, c) : NULL;
+        if (c == 'u') {
+            uint32_t u = json_hex4(j);
+            if (u >= 0xd800 && u < 0xdc00 && j->end - j->at >= 6 && j->at[0] == '\\') {
+                j->at += 2; // the second half of a surrogate pair
+                u = 0x10000 + ((u - 0xd800) << 10) + ((json_hex4(j) - 0xdc00) & 0x3ff);
+            }
+            count += utf8_put(u, out + count);
+        } else if (escape) out[count++] = to[escape - from];
+        else json_bad(j, "a known escape");
+    }
+    out[count] = 0;
+    return count;
+}
+static void json_key(Json *j, char *out, size_t room) {
+    json_string(j, out, room);
+    if (json_peek(j) != ':') json_bad(j, "a colon");
+    j->at++;
+}
+static double json_number(Json *j) {
+    char digits[64];
+    size_t count = 0;
+    json_peek(j);
+    while (j->at < j->end && count + 1 < sizeof digits && *j->at && strchr("+-.0123456789eE", *j->at))
+        digits[count++] = *j->at++;
+    digits[count] = 0;
+    char *end;
+    double value = strtod(digits, &end);
+    if (count == 0 || *end) json_bad(j, "a number");
+    return value;
+}
+static uint64_t json_count(Json *j) { // a whole number >= 0, exact to 64 bits
+    uint64_t value = 0;
+    int digits = 0;
+    for (json_peek(j); j->at < j->end && isdigit((unsigned char)*j->at); j->at++, digits++)
+        if (__builtin_mul_overflow(value, 10, &value) ||
+            __builtin_add_overflow(value, (uint64_t)(*j->at - '0'), &value))
+            json_bad(j, "a number below 2^64");
+    if (!digits || (j->at < j->end && strchr(".eE", *j->at))) json_bad(j, "a whole number >= 0");
+    return value;
+}
+static void json_skip(Json *j) { // any one value; brackets are counted, so depth costs nothing
+    size_t depth = 0;
+    do {
+        int c = json_peek(j);
+        if (c == '"') {
+            for (j->at++; j->at < j->end && *j->at != '"'; j->at++) if (*j->at == '\\') j->at++;
+            if (j->at >= j->end) json_bad(j, "the end of a string");
+            j->at++;
+        } else if (c == '{' || c == '[') { depth++; j->at++; }
+        else if ((c == '}' || c == ']' || c == ',' || c == ':') && depth > 0) {
+            if (c == '}' || c == ']') depth--;
+            j->at++;
+        } else {
+            const char *start = j->at;
+            while (j->at < j->end && (isalnum((unsigned char)*j->at) || strchr("+-.", *j->at)))
+                j->at++;
+            if (j->at == start) json_bad(j, "a value");
+        }
+    } while (depth > 0);
+    j->first = 0;
+}
+
+// === 3. Flags ========================================================================== [shared]
+// One line of this table is one flag: it makes the field of struct Flags, the parser, --help, the
+// record in the log and in the checkpoint. To add a flag, add a line and use f->name.
+// Types: I whole number, F number, S text, E one of the words at the start of the help, B switch.
+
+enum { MODE, MODEL, DATA, TRAIN, WATCH, SAVE, ROBUST, NUM_GROUPS };
+static const char *const group_titles[NUM_GROUPS] = {
+    "Modes (without one: train)", "Model", "Data", "Training", "Watching", "Saving", "Robustness" };
+
+#define FLAGS(X) \
+    /*type name               group   default   min    max   help */ \
+    X(B, help,                MODE,   "0",      0,     1,    "print this and exit") \
+    X(B, plan,                MODE,   "0",      0,     1,    "print parameters, FLOPs, bytes; exit") \
+    X(B, json,                MODE,   "0",      0,     1,    "with --plan: as one JSON object") \
+    X(S, sample,              MODE,   "",       0,     0,    "PROMPT: print a continuation and exit") \
+    X(B, eval,                MODE,   "0",      0,     1,    "print the loss on --val as JSON; exit") \
+    X(B, resume,              MODE,   "0",      0,     1,    "go on from the newest checkpoint of --out") \
+    X(S, model,               MODEL,  "",       0,     0,    "d6 d12 d24 d36 d48, or gpt3:d12 .. d96") \
+    X(I, layers,              MODEL,  "4",      1,     1024, "L") \
+    X(I, heads,               MODEL,  "4",      1,     1024, "NH, divides channels") \
+    X(I, channels,            MODEL,  "128",    1,     65536, "C") \
+    X(I, max_seq_len,         MODEL,  "0",      0,     1048576, "longest T; 0: seq_len") \
+    X(I, vocab_size,          MODEL,  "0",      0,     16777216, "V; 0: the tokenizer's") \
+    X(S, init,                MODEL,  "",       0,     0,    "Hugging Face GPT-2 folder, .safetensors") \
+    X(S, train,               DATA,   "",       0,     0,    "text file, or pattern of token shards") \
+    X(S, val,                 DATA,   "",       0,     0,    "the same, held out; or see val_fraction") \
+    X(S, tokenizer,           DATA,   "bytes",  0,     0,    "bytes, gpt2, or a vocabulary file") \
+    X(F, val_fraction,        DATA,   "0.1",    0,     0.9,  "end of --train held out without --val") \
+    X(B, allow_data_change,   DATA,   "0",      0,     1,    "resume although the data changed") \
+    X(I, batch_size,          TRAIN,  "12",     1,     1048576, "B: sequences in a micro-batch") \
+    X(I, seq_len,             TRAIN,  "64",     1,     1048576, "T: tokens in a sequence") \
+    X(I, total_batch_tokens,  TRAIN,  "0",      0,     1e12, "tokens in a step; 0: B * T * processes") \
+    X(I, steps,               TRAIN,  "2000",   0,     1e12, "optimizer steps") \
+    X(F, lr,                  TRAIN,  "1e-3",   0,     1e3,  "peak learning rate") \
+    X(I, warmup_steps,        TRAIN,  "100",    0,     1e12, "linear warm-up") \
+    X(E, lr_schedule,         TRAIN,  "cosine", 0,     0,    "constant|linear|cosine|wsd|inv_sqrt") \
+    X(F, final_lr_fraction,   TRAIN,  "0.1",    0,     1,    "last learning rate / lr") \
+    X(F, weight_decay,        TRAIN,  "0.1",    0,     1e3,  "AdamW, on matrices only") \
+    X(F, beta1,               TRAIN,  "0.9",    0,     0.999999, "AdamW, first moment") \
+    X(F, beta2,               TRAIN,  "0.99",   0,     0.999999, "AdamW, second moment") \
+    X(F, eps,                 TRAIN,  "1e-8",   0,     1,    "AdamW, added to the root") \
+    X(F, grad_clip,           TRAIN,  "1",      0,     1e9,  "largest gradient norm; 0: off") \
+    X(I, seed,                TRAIN,  "1337",   0,     4294967295.0, "weights, shuffle, samples") \
+    X(I, recompute,           TRAIN,  "0",      0,     3,    "redo: 1 GELU, 2 +layernorms, 3 layers") \
+    X(I, val_every,           WATCH,  "250",    0,     1e12, "steps; 0: only at the end") \
+    X(I, val_batches,         WATCH,  "0",      0,     1e12, "micro-batches; 0: the whole set") \
+    X(I, sample_every,        WATCH,  "0",      0,     1e12, "steps; 0: off") \
+    X(I, sample_tokens,       WATCH,  "256",    1,     1e9,  "tokens of a sample") \
+    X(S, prompt,              WATCH,  "",       0,     0,    "start of the samples during training") \
+    X(F, temperature,         WATCH,  "1",      0,     100,  "0: always the likeliest token") \
+    X(I, top_k,               WATCH,  "0",      0,     16777216, "sample from the k likeliest; 0: all") \
+    X(F, top_p,               WATCH,  "1",      0,     1,    "sample from this much probability") \
+    X(S, log,                 WATCH,  "",       0,     0,    "JSON lines; default OUT/log.jsonl") \
+    X(S, out,                 SAVE,   "out",    0,     0,    "folder of checkpoints and log") \
+    X(I, save_every,          SAVE,   "500",    0,     1e12, "steps; 0: only at the end") \
+    X(I, keep,                SAVE,   "2",      1,     1e6,  "newest checkpoints to keep") \
+    X(I, skip_nonfinite,      ROBUST, "10",     1,     1e6,  "NaN or Inf steps in a row: stop")
+
+typedef int64_t FLAG_I, FLAG_B;
+typedef double FLAG_F;
+typedef const char *FLAG_S, *FLAG_E;
+#define FLAG_ENUM(type, name, ...) F_##name,
+#define FLAG_FIELD(type, name, ...) FLAG_##type name;
+enum { FLAGS(FLAG_ENUM) NUM_FLAGS };
+typedef struct { FLAGS(FLAG_FIELD) unsigned char given[NUM_FLAGS]; } Flags;
+
+typedef struct {
+    char type; const char *name; int group; const char *value; double min, max; const char *help;
+    size_t offset; } FlagInfo;
+#define FLAG_ROW(type, name, group, value, min, max, help) \
+    { #type[0], #name, group, value, min, max, help, offsetof(Flags, name) },
+static const FlagInfo flag_infos[NUM_FLAGS] = { FLAGS(FLAG_ROW) };
+
+static int64_t *flag_int(const Flags *f, int i) {
+    return (int64_t *)((char *)f + flag_infos[i].offset);
+}
+static double *flag_number(const Flags *f, int i) {
+    return (double *)((char *)f + flag_infos[i].offset);
+}
+static const char **flag_string(const Flags *f, int i) {
+    return (const char **)((char *)f + flag_infos[i].offset);
+}
+
+static int is_choice(const char *choices, const char *word) { // "a|b|c"
+    size_t count = strlen(word);
+    for (const char *c = choices; count > 0 && c != NULL; c = strchr(c, '|')) {
+        if (*c == '|') c++;
+        if (!strncmp(c, word, count) && (c[count] == '|' || c[count] == 0)) return 1;
+    }
+    return 0;
+}
+static void flag_set(Flags *f, int i, const char *text, int code) {
+    const FlagInfo *info = &flag_infos[i];
+    char *end = NULL;
+    errno = 0;
+    if (info->type == 'I' || info->type == 'B') {
+        long long value = strtoll(text, &end, 10);
+        check(end != text && *end == 0 && errno == 0, code, "--%s wants a whole number, got '%s'",
+              info->name, text);
+        check((double)value >= info->min && (double)value <= info->max, code,
+              "--%s must be in [%.0f, %.0f], got %s", info->name, info->min, info->max, text);
+        *flag_int(f, i) = value;
+    } else if (info->type == 'F') {
+        double value = strtod(text, &end);
+        check(end != text && *end == 0 && isfinite(value), code, "--%s wants a number, got '%s'",
+              info->name, text);
+        check(value >= info->min && value <= info->max, code, "--%s must be in [%g, %g], got %s",
+              info->name, info->min, info->max, text);
+        *flag_number(f, i) = value;
+    } else {
+        check(info->type == 'S' || is_choice(info->help, text), code, "--%s must be %s, got '%s'",
+              info->name, info->help, text);
+        *flag_string(f, i) = text_of("%s", text);
+    }
+}
+
+static void flag_add_value(Text *t, const Flags *f, int i) { // as JSON, and exact
+    char type = flag_infos[i].type;
+    if (type == 'I' || type == 'B') text_add(t, "%" PRId64, *flag_int(f, i));
+    else if (type == 'F') text_add(t, "%.17g", *flag_number(f, i));
+    else text_add_quoted(t, *flag_string(f, i));
+}
+static void flags_add_json(Text *t, const Flags *f) {
+    for (int i = 0; i < NUM_FLAGS; i++) {
+        text_add(t, "%s\"%s\":", i ? "," : "{", flag_infos[i].name);
+        flag_add_value(t, f, i);
+    }
+    text_add(t, "}");
+}
+
+static void flags_help(void) {
+    printf("train_gpt trains GPT models, one file of C.  ./train_gpt [--flag value | --flag=value]\n"
+           "  ./train_gpt --train my.txt            trains a small model on your text\n"
+           "  ./train_gpt --sample \"Once\" --out out  continues a prompt\n");
+    for (int group = 0; group < NUM_GROUPS; group++) {
+        printf("\n%s\n", group_titles[group]);
+        for (int i = 0; i < NUM_FLAGS; i++) {
+            const FlagInfo *info = &flag_infos[i];
+            if (info->group != group) continue;
+            printf("  --%-20s %-8s %s", info->name, info->type == 'B' ? "" : info->value, info->help);
+            if (info->type == 'I' || info->type == 'F') printf("  [%g..%g]", info->min, info->max);
+            printf("\n");
+        }
+    }
+}
+
+static size_t edit_distance(const char *a, const char *b) { // Levenshtein, by rows
+    size_t row[64], count = min_size(strlen(b), 63);
+    for (size_t k = 0; k <= count; k++) row[k] = k;
+    for (size_t i = 0; a[i]; i++) {
+        size_t diagonal = row[0]++;
+        for (size_t k = 1; k <= count; k++) {
+            size_t best = min_size(min_size(row[k], row[k - 1]) + 1, diagonal + (a[i] != b[k - 1]));
+            diagonal = row[k];
+            row[k] = best;
+        }
+    }
+    return row[count];
+}
+static int flag_find(const char *name) {
+    int nearest = 0;
+    for (int i = 0; i < NUM_FLAGS; i++) {
+        if (!strcmp(name, flag_infos[i].name)) return i;
+        if (edit_distance(name, flag_infos[i].name) < edit_distance(name, flag_infos[nearest].name))
+            nearest = i;
+    }
+    die(EXIT_USAGE, "unknown flag --%s; did you mean --%s? (--help lists all)", name,
+        flag_infos[nearest].name);
+}
+
+// `--name value`, `--name=value`, `--switch`; '-' and '_' in a name are the same.
+static Flags flags_parse(int argc, char **argv) {
+    Flags f;
+    memset(&f, 0, sizeof f);
+    for (int i = 0; i < NUM_FLAGS; i++) flag_set(&f, i, flag_infos[i].value, EXIT_INTERNAL);
+    for (int k = 1; k < argc; k++) {
+        check(!strncmp(argv[k], "--", 2), EXIT_USAGE, "a flag begins with --, got '%s'", argv[k]);
+        char *name = text_of("%.80s", argv[k] + 2), *equals = strchr(name, '=');
+        if (equals) *equals = 0;
+        for (char *c = name; *c; c++) if (*c == '-') *c = '_';
+        int i = flag_find(name);
+        check(!f.given[i], EXIT_USAGE, "--%s is given twice", flag_infos[i].name);
+        f.given[i] = 1;
+        if (equals) flag_set(&f, i, strchr(argv[k], '=') + 1, EXIT_USAGE);
+        else if (flag_infos[i].type == 'B') *flag_int(&f, i) = 1;
+        else {
+            check(k + 1 < argc && (i == F_sample || i == F_prompt || strncmp(argv[k + 1], "--", 2)),
+                  EXIT_USAGE, "--%s needs a value", flag_infos[i].name);
+            flag_set(&f, i, argv[++k], EXIT_USAGE);
+        }
+        free(name);
+    }
+    if (f.help) { flags_help(); exit(EXIT_SUCCESS); }
+    return f;
+}
+
+// On resume the flags of the checkpoint are the defaults. A flag that is given again wins where it
+// steers the training; where it would change the model it is refused.
+static void flags_merge_saved(Flags *f, Json j) {
+    char name[64];
+    char *value = (char *)host_alloc(65536);
+    json_enter(&j, '{');
+    while (json_more(&j, '}')) {
+        json_key(&j, name, sizeof name);
+        if (json_peek(&j) == '"') json_string(&j, value, 65536);
+        else snprintf(value, 65536, "%.17g", json_number(&j));
+        int i = flag_find(name), group = flag_infos[i].group;
+        if (group == MODE || i == F_out || i == F_allow_data_change) continue;
+        Flags saved = *f;
+        flag_set(&saved, i, value, EXIT_INPUT);
+        Text was = { NULL, 0, 0 }, now = { NULL, 0, 0 };
+        flag_add_value(&was, &saved, i);
+        flag_add_value(&now, f, i);
+        if (!f->given[i]) *f = saved;
+        else if (strcmp(was.at, now.at)) {
+            check(group != MODEL, EXIT_USAGE, "--%s %s: the checkpoint has %s; a resumed model keeps "
+                  "its shape (or start another --out)", name, now.at, was.at);
+            if (rank == 0) fprintf(stderr, "changed: %s %s -> %s\n", name, was.at, now.at);
+        }
+        free(was.at);
+        free(now.at);
+    }
+    free(value);
+}
+
+// === 4. Random numbers ================================================================= [shared]
+// Two generators: the Mersenne Twister draws initial weights, to give PyTorch's for the same seed;
+// everything else hashes a counter, so that there is no state to save and no order to keep.
+
+static uint64_t hash64(uint64_t x) { // the finaliser of splitmix64 (Steele et al. 2014)
+    x += 0x9e3779b97f4a7c15u;
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+    return x ^ x >> 31;
+}
+static double hash_uniform(uint64_t seed, uint64_t counter) { // in [0, 1)
+    return (double)(hash64(hash64(seed) ^ counter) >> 11) * 0x1p-53;
+}
+// A permutation of 0..count-1 without a table: a 4-round Feistel network on the smallest even number
+// of bits that holds count; a result >= count goes through again ("cycle walking").
+static uint64_t permute(uint64_t i, uint64_t count, uint64_t key) {
+    int half = 1;
+    while (half < 32 && (uint64_t)1 << 2 * half < count) half++;
+    uint64_t mask = ((uint64_t)1 << half) - 1;
+    do {
+        uint64_t left = i >> half, right = i & mask;
+        for (uint64_t round = 0; round < 4; round++) {
+            uint64_t mixed = left ^ (hash64(hash64(key + round) ^ right) & mask);
+            left = right;
+            right = mixed;
+        }
+        i = left << half | right;
+    } while (i >= count);
+    return i;
+}
+
+// Mersenne Twister MT19937 (Matsumoto and Nishimura 1998), PyTorch's generator on the CPU.
+enum { MERSENNE_N = 624, MERSENNE_M = 397 };
+typedef struct {
+    uint32_t state[MERSENNE_N];
+    uint32_t next;         // index of the next word to hand out; MERSENNE_N: make new ones
+    int has_spare;         // fewer than 16 normal numbers are made in pairs
+    double spare;
+} Mersenne;
+
+static void mersenne_seed(Mersenne *r, uint64_t seed) {
+    r->state[0] = (uint32_t)seed; // PyTorch too ignores the upper half
+    for (uint32_t i = 1; i < MERSENNE_N; i++) {
+        uint32_t before = r->state[i - 1];
+        r->state[i] = 1812433253u * (before ^ before >> 30) + i;
+    }
+    r->next = MERSENNE_N;
+    r->has_spare = 0;
+}
+static uint32_t mersenne_next(Mersenne *r) {
+    if (r->next == MERSENNE_N) {
+        for (uint32_t i = 0; i < MERSENNE_N; i++) {
+            uint32_t y = (r->state[i] & 0x80000000u) |
+                         (r->state[(i + 1) % MERSENNE_N] & 0x7fffffffu);
+            r->state[i] = r->state[(i + MERSENNE_M) % MERSENNE_N] ^ y >> 1 ^
+                          (y & 1 ? 0x9908b0dfu : 0);
+        }
+        r->next = 0;
+    }
+    uint32_t y = r->state[r->next++];
+    y ^= y >> 11;
+    y ^= y << 7 & 0x9d2c5680u;
+    y ^= y << 15 & 0xefc60000u;
+    return y ^ y >> 18;
+}
+static float mersenne_float(Mersenne *r) { // uniform in [0, 1), 24 random bits
+    return (float)(mersenne_next(r) & 0xffffff) * 0x1p-24f;
+}
+static double mersenne_double(Mersenne *r) { // uniform in [0, 1), 53 random bits
+    uint64_t high = mersenne_next(r);
+    return (double)((high << 32 | mersenne_next(r)) & (((uint64_t)1 << 53) - 1)) * 0x1p-53;
+}
+// normal_fill: the numbers of torch's normal_(0, std), count of them.
+//   torch   fills out with uniforms, then turns each block of 16 into normals, i with i + 8 (Box and
+//           Muller 1958). Where 16 does not divide count, the last 16 places are drawn and turned anew.
+//           Fewer than 16 are made pair by pair in double; an odd one stays for the next such call.
+//   equal   85 % of all numbers to the bit, the others within 8e-7 * std: torch's AVX2 code has its
+//           own log, sin and cos. theta is a float because torch rounds it: worth 1e-6 * std.
+static void normal_fill(float *out, size_t count, float std, Mersenne *r) {
+    for (size_t i = 0; i < count && count < 16; i++, r->has_spare = !r->has_spare) {
+        if (r->has_spare) { out[i] = (float)(r->spare * std); continue; }
+        double theta = 2 * 3.14159265358979323846 * mersenne_double(r);
+        double radius = sqrt(-2 * log(1 - mersenne_double(r)));
+        out[i] = (float)(radius * cos(theta) * std);
+        r->spare = radius * sin(theta);
+    }
+    if (count < 16) return;
+    for (size_t i = 0; i < count; i++) out[i] = mersenne_float(r);
+    for (size_t start = 0; start < count; start += 16) {
+        float *block = start + 16 <= count ? out + start : out + count - 16;
+        if (start + 16 > count) for (size_t i = 0; i < 16; i++) block[i] = mersenne_float(r);
+        for (size_t i = 0; i < 8; i++) {
+            float radius = sqrtf(-2 * logf(1 - block[i])); // 1 - u is in (0, 1], as log needs
+            float theta = 6.28318530717958647692f * block[i + 8];
+            block[i] = radius * cosf(theta) * std;
+            block[i + 8] = radius * sinf(theta) * std;
+        }
+    }
+}
+
+// === 5. Number types and memory ==================================================================
+// floatX is what weights and activations are stored in, real what sums and gradients are kept in
+// (section 1 chooses). A floatX is only read through f32() and written through fX().
+
+// --- 5.1 elementary functions, branch-free so that loops over them vectorise ---
+// exp_real: e^x.
+//   how     x = n ln 2 + r, |r| <= ln 2 / 2; a polynomial for e^r; n goes into the exponent bits.
+//   error   <= 2 ulp for -87.3 <= x <= 88.3 (tested); 0 below (softmax wants masked keys to weigh
+//           exactly nothing), e^88.3 above (so 1 / (1 + e^x) needs no care); NaN stays NaN.
+static inline float exp_poly(float x) {
+    float y = x > 88.3f ? 88.3f : x;
+    float shifted = y * 1.44269504f + 12582912.f; // 1.5 * 2^23: the sum's last bits are round(y / ln 2)
+    uint32_t bits;
+    memcpy(&bits, &shifted, sizeof bits);
+    float n = shifted - 12582912.f;
+    float r = y - n * 0.693359375f;
+    r = r + n * 2.12194440e-4f; // ln 2 in two parts, the first with few bits: n times it is exact
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.f;
+    bits = (bits << 23) + 0x3f800000u;
+    float scale;
+    memcpy(&scale, &bits, sizeof scale);
+    return y < -87.3f ? 0.f : p * scale;
+}
+static inline double exp_double(double x) { return exp(x); }
+
+// gelu: x / 2 * (1 + tanh(u)), u = sqrt(2/pi) (x + 0.044715 x^3)   (Hendrycks & Gimpel 2016)
+// (1 + tanh(u)) / 2 = 1 / (1 + e^-2u) loses no digits where tanh is near -1.
+static inline real gelu_gate(real x) {
+    real two_u = (real)1.5957691216057308 * (x + (real)0.044715 * x * x * x);
+    return 1 / (1 + exp_real(-two_u));
+}
+static inline real gelu(real x) { return x * gelu_gate(x); }
+// d/dx x gate(x) = gate + x gate (1 - gate) d(2u)/dx
+static inline real gelu_slope(real x) {
+    real gate = gelu_gate(x);
+    real d_two_u = (real)1.5957691216057308 * (1 + (real)0.134145 * x * x);
+    return gate + x * gate * (1 - gate) * d_two_u;
+}
+
+// --- 5.2 memory: the six calls behind which a GPU hides ---
+static size_t dev_bytes = 0; // what has been allocated; --plan predicts it exactly
+
+// Page faults are dear (13 to 18 us per 4 KiB page): 2 MiB pages where the kernel gives them, first
+// touched by all threads together, allocated once and kept to the end.
+static void *dev_alloc(size_t bytes, const char *what) {
+    enum { HUGE_PAGE = 2 << 20 };
+    if (bytes == 0) return NULL;
+    size_t room = round_up(bytes, bytes < HUGE_PAGE ? 4096 : HUGE_PAGE);
+    char *p = (char *)aligned_alloc(bytes < HUGE_PAGE ? 4096 : HUGE_PAGE, room);
+    check(p != NULL, EXIT_INTERNAL, "out of memory: %s wants %.1f MB; lower --batch_size or raise "
+          "--recompute (--plan shows all sizes)", what, 1e-6 * (double)bytes);
+    advise_huge(p, room);
+    #pragma omp parallel for schedule(static)
+    for (size_t i = 0; i < room; i += 4096) memset(p + i, 0, 4096);
+    dev_bytes += bytes;
+    return p;
+}
+static void dev_free(void *p) { free(p); }
+static void dev_zero(void *p, size_t bytes) { memset(p, 0, bytes); }
+static void to_dev(void *dev, const void *host, size_t bytes) { memcpy(dev, host, bytes); }
+static void to_host(void *host, const void *dev, size_t bytes) { memcpy(host, dev, bytes); }
+static void dev_sync(void) {}
+static void values_to_host(real *host, const floatX *dev, size_t count) {
+    for (size_t i = 0; i < count; i++) host[i] = f32(dev[i]);
+}
+static void values_to_dev(floatX *dev, const real *host, size_t count) {
+    for (size_t i = 0; i < count; i++) dev[i] = fX(host[i]);
+}
+static size_t dev_bytes_free(void) { // what a new process could still allocate; 0: not known
+    unsigned long long kib = 0;
+    char line[128];
+    FILE *f = fopen("/proc/meminfo", "r");
+    while (f != NULL && fgets(line, sizeof line, f) && sscanf(line, "MemAvailable: %llu", &kib) != 1) {}
+    if (f != NULL) fclose(f);
+    return (size_t)kib * 1024;
+}
+
+// === 6. Ops ======================================================================================
+// Forward beside backward. Every op gives the same bits for any number of threads: work is divided
+// over outputs, and a sum is always taken in the same order.
+
+// --- 6.1 embedding ---
+// embedding_forward: the vector of each token plus the vector of its position.
+//   in      tokens (B,T) int32; wte (Vp,C), wpe (maxT,C) floatX; first: position of tokens[.][0]
+//   out     out (B,T,C) floatX
+//   needs   tokens < V, first + T <= maxT (checked where they are read)
+//   cost    moves 3*B*T*C values
+//   source  Radford et al. 2019 (GPT-2: learned positions)
+static void embedding_forward(floatX *out, const int32_t *tokens, const floatX *wte,
+                              const floatX *wpe, size_t B, size_t T, size_t C, size_t first) {
+    #pragma omp parallel for schedule(static)
+    for (size_t n = 0; n < B * T; n++) {
+        const floatX *token = wte + (size_t)tokens[n] * C, *position = wpe + (first + n % T) * C;
+        for (size_t i = 0; i < C; i++) out[n * C + i] = fX(f32(token[i]) + f32(position[i]));
+    }
+}
+// embedding_backward: out = wte[token] + wpe[position], so both get dout.
+//   in      dout (B,T,C); accumulate: 0 when dwpe holds no gradient yet
+//   out     dwte (Vp,C) real, always added to (the head's gradient is there already); dwpe (maxT,C)
+//   work    a thread owns a range of channels: tokens that occur twice are added in order
+static void embedding_backward(real *dwte, real *dwpe, const floatX *dout, const int32_t *tokens,
+                               size_t B, size_t T, size_t C, size_t maxT, int accumulate) {
+    #pragma omp parallel for schedule(static)
+    for (size_t lo = 0; lo < C; lo += 16) {
+        size_t hi = min_size(lo + 16, C);
+        for (size_t t = 0; t < maxT && !accumulate; t++)
+            for (size_t i = lo; i < hi; i++) dwpe[t * C + i] = 0;
+        for (size_t n = 0; n < B * T; n++)
+            for (size_t i = lo; i < hi; i++) {
+                real d = f32(dout[n * C + i]);
+                dwte[(size_t)tokens[n] * C + i] += d;
+                dwpe[n % T * C + i] += d;
+            }
+    }
+}
+
+// --- 6.2 layernorm ---
+// layernorm_forward: normalise each row of C channels, then scale by weight and shift by bias.
+//   in      inp (N,C) floatX; weight, bias (C) floatX
+//   out     out (N,C) floatX; mean, rstd (N) real, kept for backward
+//   work    a thread takes whole rows
+//   cost    moves 3*N*C values (the second and third read of a row come from the L1 cache)
+//   source  Ba et al. 2016; variance in a second pass, which loses no digits
+static void layernorm_forward(floatX *out, real *mean, real *rstd, const floatX *inp,
+                              const floatX *weight, const floatX *bias, size_t N, size_t C) {
+    #pragma omp parallel for schedule(static)
+    for (size_t n = 0; n < N; n++) {
+        const floatX *x = inp + n * C;
+        real sum = 0, squares = 0;
+        #pragma omp simd reduction(+:sum)
+        for (size_t i = 0; i < C; i++) sum += f32(x[i]);
+        real mu = sum / (real)C;
+        #pragma omp simd reduction(+:squares)
+        for (size_t i = 0; i < C; i++) squares += (f32(x[i]) - mu) * (f32(x[i]) - mu);
+        real scale = 1 / (real)sqrt(squares / (real)C + (real)1e-5);
+        #pragma omp simd
+        for (size_t i = 0; i < C; i++)
+            out[n * C + i] = fX((f32(x[i]) - mu) * scale * f32(weight[i]) + f32(bias[i]));
+        mean[n] = mu;
+        rstd[n] = scale;
+    }
+}
+// layernorm_backward: out = xhat * weight + bias with xhat = (inp - mean) * rstd.
+//   in      dout, inp (N,C); mean, rstd (N); accumulate: 0 assigns dweight and dbias, 1 adds
+//   out     dinp (N,C) floatX, added to (the residual stream's gradient is there already);
+//           dweight, dbias (C) real
+//   work    rows for dinp, then columns for the sums over rows
+static void layernorm_backward(floatX *dinp, real *dweight, real *dbias, const floatX *dout,
+                               const floatX *inp, const real *mean, const real *rstd,
+                               const floatX *weight, size_t N, size_t C, int accumulate) {
+    #pragma omp parallel
+    {
+        #pragma omp for schedule(static) nowait
+        for (size_t n = 0; n < N; n++) {
+            const floatX *x = inp + n * C, *d = dout + n * C;
+            real mu = mean[n], scale = rstd[n], sum = 0, dot = 0; // of dxhat, and of dxhat * xhat
+            #pragma omp simd reduction(+:sum, dot)
+            for (size_t i = 0; i < C; i++) {
+                real dxhat = f32(d[i]) * f32(weight[i]);
+                sum += dxhat;
+                dot += dxhat * (f32(x[i]) - mu) * scale;
+            }
+            sum /= (real)C;
+            dot /= (real)C;
+            #pragma omp simd
+            for (size_t i = 0; i < C; i++) {
+                real xhat = (f32(x[i]) - mu) * scale, dxhat = f32(d[i]) * f32(weight[i]);
+                dinp[n * C + i] = fX(f32(dinp[n * C + i]) + scale * (dxhat - sum - xhat * dot));
+            }
+        }
+        #pragma omp for schedule(static)
+        for (size_t lo = 0; lo < C; lo += 16) {
+            size_t count = min_size(16, C - lo);
+            real dw[16] = { 0 }, db[16] = { 0 };
+            for (size_t n = 0; n < N; n++) {
+                const floatX *x = inp + n * C + lo, *d = dout + n * C + lo;
+                #pragma omp simd
+                for (size_t i = 0; i < count; i++) {
+                    dw[i] += f32(d[i]) * (f32(x[i]) - mean[n]) * rstd[n];
+                    db[i] += f32(d[i]);
+                }
+            }
+            for (size_t i = 0; i < count; i++) {
+                dweight[lo + i] = dw[i] + (accumulate ? dweight[lo + i] : 0);
+                dbias[lo + i] = db[i] + (accumulate ? dbias[lo + i] : 0);
+            }
+        }
+    }
+}
+
+// --- 6.3 matmul ---
+
+// PLACEHOLDER
+static void product(real *c, size_t ldc, int accumulate, const floatX *a, size_t a_row, size_t a_col,
+                    const floatX *b, size_t b_row, size_t b_col, size_t M, size_t N, size_t K) {
+    for (size_t i = 0; i < M; i++) for (size_t j = 0; j < N; j++) {
+        real sum = 0;
+        for (size_t k = 0; k < K; k++) sum += f32(a[i*a_row+k*a_col]) * f32(b[k*b_row+j*b_col]);
+        c[i*ldc+j] = sum + (accumulate ? c[i*ldc+j] : 0);
+    }
+}
+static double matmul_flops = 0;
+static void matmul_forward(floatX *out, floatX *pre_gelu, const floatX *inp, const floatX *weight,
+                           const floatX *bias, const floatX *residual, size_t N, size_t C, size_t OC) {
+    matmul_flops += 2.0*N*C*OC;
+    #pragma omp parallel for
+    for (size_t n = 0; n < N; n++) for (size_t o = 0; o < OC; o++) {
+        real sum = 0;
+        #pragma omp simd reduction(+:sum)
+        for (size_t i = 0; i < C; i++) sum += f32(inp[n*C+i])*f32(weight[o*C+i]);
+        if (bias) sum += f32(bias[o]);
+        if (pre_gelu) { pre_gelu[n*OC+o] = fX(sum); sum = gelu(sum); }
+        if (residual) sum += f32(residual[n*OC+o]);
+        out[n*OC+o] = fX(sum);
+    }
+}
+static void matmul_backward(floatX *dinp, real *dweight, real *dbias, const floatX *dout,
+    const floatX *inp, const floatX *weight, const floatX *pre_gelu, size_t N, size_t C, size_t OC, int accumulate) {
+    matmul_flops += 4.0*N*C*OC;
+    #pragma omp parallel
+    {
+    #pragma omp for
+    for (size_t n = 0; n < N; n++) {
+        for (size_t i = 0; i < C; i++) dinp[n*C+i] = fX(0);
+        for (size_t o = 0; o < OC; o++) { real d = f32(dout[n*OC+o]);
+            for (size_t i = 0; i < C; i++) dinp[n*C+i] = fX(f32(dinp[n*C+i]) + d*f32(weight[o*C+i])); }
+        for (size_t i = 0; i < C && pre_gelu; i++) dinp[n*C+i] = fX(f32(dinp[n*C+i])*gelu_slope(f32(pre_gelu[n*C+i])));
+    }
+    #pragma omp for
+    for (size_t o = 0; o < OC; o++) {
+        if (!accumulate) { for (size_t i = 0; i < C; i++) dweight[o*C+i] = 0; if (dbias) dbias[o] = 0; }
+        for (size_t n = 0; n < N; n++) { real d = f32(dout[n*OC+o]); if (dbias) dbias[o] += d;
+            for (size_t i = 0; i < C; i++) dweight[o*C+i] += d*f32(inp[n*C+i]); }
+    }
+    }
+}
+
+
+// --- 6.4 attention ---
+// Causal self-attention without a (T,T) matrix: queries and keys are taken in blocks of ATT_BLOCK,
+// and the softmax is corrected as each new block of keys is met (Milakov & Gimelshein 2018, Dao 2022).
+//
+//            keys ->  0        64       128
+//   queries   0       [ \      ]                    \ = diagonal: masked inside the block
+//            64       [ full   ][ \      ]          blocks right of the diagonal are never visited
+//           128       [ full   ][ full   ][ \     ]
+//
+// A thread takes whole heads, so nothing is shared. Masked scores are -Inf and weigh exactly 0; every
+// row sum runs over the full width of a block: a row has the same bits however many rows are computed
+// with it, which is why the cached decoding of section 12 repeats the training pass exactly.
+enum { ATT_BLOCK = 64 };
+
+
+// Scratch of one thread: scores and their gradients as sums (real) and as factors of the next product
+// (floatX), and the sums of one head.
+typedef struct {
+    real *scores, *dprobs;              // (ATT_BLOCK, ATT_BLOCK)
+    floatX *probs, *dscores;            // (ATT_BLOCK, ATT_BLOCK)
+    real *out, *dkey, *dvalue;          // (ATT_BLOCK, HS)
+    real *dquery, *dot;                 // (T, HS), (T)
+} AttentionScratch;
+static char *attention_scratch = NULL;  // one piece for each thread, see ops_init
+static size_t attention_T, attention_HS;
+
+static size_t attention_scratch_bytes(size_t T, size_t HS) { // of one thread
+    return round_up((2 * ATT_BLOCK * ATT_BLOCK + 3 * ATT_BLOCK * HS + T * HS + T) * sizeof(real) +
+                    2 * ATT_BLOCK * ATT_BLOCK * sizeof(floatX), 4096);
+}
+static AttentionScratch attention_scratch_here(void) { // of this thread
+    size_t T = attention_T, HS = attention_HS, block = ATT_BLOCK * ATT_BLOCK;
+    AttentionScratch s;
+    s.scores = (real *)(attention_scratch +
+                        (size_t)omp_get_thread_num() * attention_scratch_bytes(T, HS));
+    s.dprobs = s.scores + block;
+    s.out = s.dprobs + block;
+    s.dkey = s.out + ATT_BLOCK * HS;
+    s.dvalue = s.dkey + ATT_BLOCK * HS;
+    s.dquery = s.dvalue + ATT_BLOCK * HS;
+    s.dot = s.dquery + T * HS;
+    s.probs = (floatX *)(s.dot + T);
+    s.dscores = s.probs + block;
+    return s;
+}
+
+// One block of query rows of one head against all keys up to its own last row.
+//   in      q (rows,HS) stride q_stride; k, v (first + rows, HS) stride kv_stride; first: position of
+//           the first row
+//   out     out (rows,HS) stride out_stride; lse (rows): log of the sum of e^score
+static void attention_rows(floatX *out, size_t out_stride, real *lse, const floatX *q, size_t q_stride,
+                           const floatX *k, const floatX *v, size_t kv_stride, size_t rows,
+                           size_t first, size_t HS, AttentionScratch s) {
+    real scale = 1 / (real)sqrt((real)HS), max[ATT_BLOCK], sum[ATT_BLOCK];
+    for (size_t i = 0; i < rows; i++) { max[i] = -INFINITY; sum[i] = 0; }
+    for (size_t t = 0; t < first + rows; t += ATT_BLOCK) {
+        size_t keys = min_size(ATT_BLOCK, first + rows - t);
+        product(s.scores, ATT_BLOCK, 0, q, q_stride, 1, k + t * kv_stride, 1, kv_stride,
+                rows, keys, HS);
+        for (size_t i = 0; i < rows; i++) {
+            real *score = s.scores + i * ATT_BLOCK, block_max = max[i], block_sum = 0;
+            size_t seen = min_size(keys, first + i + 1 > t ? first + i + 1 - t : 0);
+            for (size_t j = 0; j < ATT_BLOCK; j++)
+                score[j] = j < seen ? score[j] * scale : (real)-INFINITY;
+            #pragma omp simd reduction(max:block_max)
+            for (size_t j = 0; j < ATT_BLOCK; j++)
+                block_max = block_max > score[j] ? block_max : score[j];
+            #pragma omp simd reduction(+:block_sum)
+            for (size_t j = 0; j < ATT_BLOCK; j++) {
+                real p = exp_real(score[j] - block_max);
+                s.probs[i * ATT_BLOCK + j] = fX(p);
+                block_sum += p;
+            }
+            real correction = exp_real(max[i] - block_max);
+            sum[i] = sum[i] * correction + block_sum;
+            max[i] = block_max;
+            for (size_t c = 0; c < HS && t > 0; c++) s.out[i * HS + c] *= correction;
+        }
+        product(s.out, HS, t > 0, s.probs, ATT_BLOCK, 1, v + t * kv_stride, kv_stride, 1,
+                rows, HS, keys);
+    }
+    for (size_t i = 0; i < rows; i++) {
+        for (size_t c = 0; c < HS; c++) out[i * out_stride + c] = fX(s.out[i * HS + c] / sum[i]);
+        if (lse != NULL) lse[i] = max[i] + (real)log(sum[i]);
+    }
+}
+// attention_forward: out = softmax(q k^T / sqrt(HS), causal) v, for every head.
+//   in      qkv (B,T,3C) floatX: in each row NH queries, then NH keys, then NH values, of HS each
+//   out     out (B,T,C) floatX; lse (B,NH,T) real, kept for backward
+//   cost    2*B*T*T*C flops (half of the square is skipped)
+//   source  Dao 2023 (FlashAttention-2)
+static void attention_forward(floatX *out, real *lse, const floatX *qkv, size_t B, size_t T, size_t C,
+                              size_t NH) {
+    size_t HS = C / NH, blocks = (T + ATT_BLOCK - 1) / ATT_BLOCK;
+    #pragma omp parallel for schedule(dynamic)
+    for (size_t job = 0; job < B * NH * blocks; job++) {
+        size_t head = job / blocks, first = job % blocks * ATT_BLOCK;
+        const floatX *q = qkv + head / NH * T * 3 * C + head % NH * HS;
+        attention_rows(out + (head / NH * T + first) * C + head % NH * HS, C,
+                       lse + head * T + first, q + first * 3 * C, 3 * C, q + C, q + 2 * C, 3 * C,
+                       min_size(ATT_BLOCK, T - first), first, HS, attention_scratch_here());
+    }
+}
+// attention_cached: attention_forward for n new positions of one sequence; their keys and values join
+// those of the positions before.
+//   in      qkv (n,3C) floatX; first: position of the first row
+//   in/out  keys, values (maxT,C) floatX: rows 0 .. first-1 are read, first .. first+n-1 written
+//   out     out (n,C) floatX, the bits that attention_forward gives
+static void attention_cached(floatX *out, floatX *keys, floatX *values, const floatX *qkv, size_t n,
+                             size_t first, size_t C, size_t NH) {
+    size_t HS = C / NH;
+    for (size_t i = 0; i < n; i++) {
+        memcpy(keys + (first + i) * C, qkv + i * 3 * C + C, C * sizeof(floatX));
+        memcpy(values + (first + i) * C, qkv + i * 3 * C + 2 * C, C * sizeof(floatX));
+    }
+    #pragma omp parallel for schedule(static)
+    for (size_t head = 0; head < NH; head++) {
+        AttentionScratch s = attention_scratch_here();
+        for (size_t t = 0; t < n; t += ATT_BLOCK)
+            attention_rows(out + t * C + head * HS, C, NULL, qkv + t * 3 * C + head * HS, 3 * C,
+                           keys + head * HS, values + head * HS, C, min_size(ATT_BLOCK, n - t),
+                           first + t, HS, s);
+    }
+}
+// attention_backward: with P = softmax(S), S = scale q k^T, out = P v:
+//   dv = P^T dout;  dP = dout v^T;  dS = P * (dP - rowsum(dP * P));  dq = scale dS k;  dk = scale dS^T q
+//   in      dout, out (B,T,C); lse (B,NH,T); qkv (B,T,3C).  rowsum(dP * P) = rowsum(dout * out).
+//   out     dqkv (B,T,3C) floatX, assigned
+//   work    a thread takes whole heads; P is made again from qkv and lse, block by block
+//   cost    5*B*T*T*C flops: five products on half of the square
+static void attention_backward_head(floatX *dqkv, const floatX *dout, const floatX *out,
+                                    const real *lse, const floatX *qkv, size_t T, size_t C, size_t HS,
+                                    AttentionScratch s) {
+    real scale = 1 / (real)sqrt((real)HS);
+    for (size_t t = 0; t < T; t++) {
+        real dot = 0;
+        for (size_t c = 0; c < HS; c++) dot += f32(dout[t * C + c]) * f32(out[t * C + c]);
+        s.dot[t] = dot;
+    }
+    for (size_t k0 = 0; k0 < T; k0 += ATT_BLOCK) {
+        size_t keys = min_size(ATT_BLOCK, T - k0);
+        const floatX *k = qkv + k0 * 3 * C + C, *v = k + C;
+        for (size_t q0 = k0; q0 < T; q0 += ATT_BLOCK) {
+            size_t rows = min_size(ATT_BLOCK, T - q0);
+            const floatX *q = qkv + q0 * 3 * C, *d = dout + q0 * C;
+            product(s.scores, ATT_BLOCK, 0, q, 3 * C, 1, k, 1, 3 * C, rows, keys, HS);
+            product(s.dprobs, ATT_BLOCK, 0, d, C, 1, v, 1, 3 * C, rows, keys, HS);
+            for (size_t i = 0; i < rows; i++) {
+                size_t seen = min_size(keys, q0 + i + 1 - k0), at = i * ATT_BLOCK;
+                real row_lse = lse[q0 + i], row_dot = s.dot[q0 + i];
+                #pragma omp simd
+                for (size_t j = 0; j < ATT_BLOCK; j++) {
+                    real p = j < seen ? exp_real(s.scores[at + j] * scale - row_lse) : 0;
+                    s.probs[at + j] = fX(p);
+                    s.dscores[at + j] = fX(j < seen ? p * (s.dprobs[at + j] - row_dot) * scale : 0);
+                }
+            }
+            product(s.dvalue, HS, q0 > k0, s.probs, 1, ATT_BLOCK, d, C, 1, keys, HS, rows);
+            product(s.dkey, HS, q0 > k0, s.dscores, 1, ATT_BLOCK, q, 3 * C, 1, keys, HS, rows);
+            product(s.dquery + q0 * HS, HS, k0 > 0, s.dscores, ATT_BLOCK, 1, k, 3 * C, 1,
+                    rows, HS, keys);
+        }
+        for (size_t j = 0; j < keys; j++) for (size_t c = 0; c < HS; c++) {
+            dqkv[(k0 + j) * 3 * C + C + c] = fX(s.dkey[j * HS + c]);
+            dqkv[(k0 + j) * 3 * C + 2 * C + c] = fX(s.dvalue[j * HS + c]);
+        }
+    }
+    for (size_t t = 0; t < T; t++)
+        for (size_t c = 0; c < HS; c++) dqkv[t * 3 * C + c] = fX(s.dquery[t * HS + c]);
+}
+static void attention_backward(floatX *dqkv, const floatX *dout, const floatX *out, const real *lse,
+                               const floatX *qkv, size_t B, size_t T, size_t C, size_t NH) {
+    size_t HS = C / NH;
+    #pragma omp parallel for schedule(dynamic)
+    for (size_t head = 0; head < B * NH; head++) {
+        size_t row = head / NH * T, column = head % NH * HS;
+        attention_backward_head(dqkv + row * 3 * C + column, dout + row * C + column,
+                                out + row * C + column, lse + head * T, qkv + row * 3 * C + column,
+                                T, C, HS, attention_scratch_here());
+    }
+}
+
+// --- 6.5 gelu (its backward is an epilogue of matmul_backward) ---
+// gelu_forward: out = gelu(inp), count values; recompute level 1 makes matmul_forward's gelu again.
+static void gelu_forward(floatX *out, const floatX *inp, size_t count) {
+    #pragma omp parallel for simd schedule(static)
+    for (size_t i = 0; i < count; i++) out[i] = fX(gelu(f32(inp[i])));
+}
+
+// --- 6.6 classifier ---
+// classifier_forward_backward: cross-entropy of each row, and its gradient in place of the logits.
+//   in      targets (N) int32; dloss: gradient of the whole by one row's loss, 0: want no gradient
+//   in/out  logits (N,Vp) floatX: becomes dlogits = (softmax - onehot) * dloss, 0 in the padding
+//   out     losses (N) real: log(sum e^x) - x[target]
+//   work    a thread takes whole rows; probabilities are never stored
+//   cost    reads a row three times (it stays in the L2 cache), writes it once
+static void classifier_forward_backward(real *losses, floatX *logits, const int32_t *targets,
+                                        real dloss, size_t N, size_t V, size_t Vp) {
+    #pragma omp parallel for schedule(static)
+    for (size_t n = 0; n < N; n++) {
+        floatX *x = logits + n * Vp;
+        real max = -INFINITY, sum = 0;
+        #pragma omp simd reduction(max:max)
+        for (size_t i = 0; i < V; i++) max = f32(x[i]) > max ? f32(x[i]) : max;
+        #pragma omp simd reduction(+:sum)
+        for (size_t i = 0; i < V; i++) sum += exp_real(f32(x[i]) - max);
+        real lse = max + (real)log(sum), target = f32(x[targets[n]]);
+        losses[n] = lse - target;
+        if (dloss == 0) continue;
+        #pragma omp simd
+        for (size_t i = 0; i < V; i++) x[i] = fX(exp_real(f32(x[i]) - lse) * dloss);
+        x[targets[n]] = fX((exp_real(target - lse) - 1) * dloss);
+        for (size_t i = V; i < Vp; i++) x[i] = fX(0);
+    }
+}
+
+// --- 6.7 adamw ---
+// adamw_update: one step on count neighbouring parameters.
+//   in      g real; hyper: scaled for this step; master: NULL where weights are stored as real
+//   in/out  w floatX; master, m, v real
+//   cost    moves 7 values a parameter in fp32 (reads w g m v, writes w m v) -> memory-bound
+//   source  Loshchilov & Hutter 2019; the order of operations is torch.optim.AdamW's
+typedef struct { real grad_scale, beta1, beta2, eps, step_size, root_correction, keep; } AdamW;
+
+static void adamw_update(floatX *w, real *master, real *m, real *v, const real *g, size_t count,
+                         AdamW h) {
+    enum { CHUNK = 1 << 14 };
+    #pragma omp parallel for schedule(static)
+    for (size_t lo = 0; lo < count; lo += CHUNK) {
+        size_t hi = min_size(lo + CHUNK, count);
+        #pragma omp simd
+        for (size_t i = lo; i < hi; i++) {
+            real grad = g[i] * h.grad_scale, weight = master ? master[i] : f32(w[i]);
+            m[i] = h.beta1 * m[i] + (1 - h.beta1) * grad;
+            v[i] = h.beta2 * v[i] + (1 - h.beta2) * grad * grad;
+            real root = (real)sqrt(v[i]) * h.root_correction + h.eps;
+            weight = weight * h.keep - h.step_size * m[i] / root;
+            if (master) master[i] = weight;
+            w[i] = fX(weight);
+        }
+    }
+}
+
+// --- 6.8 sums ---
+// sum_squares: of count values, in double, in 256 fixed parts that are then added in order.
+static double sum_squares(const real *x, size_t count) {
+    enum { PARTS = 256 };
+    double part[PARTS], total = 0;
+    size_t step = round_up((count + PARTS - 1) / PARTS, 64);
+    #pragma omp parallel for schedule(static)
+    for (size_t k = 0; k < PARTS; k++) {
+        double sum = 0;
+        #pragma omp simd reduction(+:sum)
+        for (size_t i = min_size(k * step, count); i < min_size((k + 1) * step, count); i++)
+            sum += (double)x[i] * (double)x[i];
+        part[k] = sum;
+    }
+    for (size_t k = 0; k < PARTS; k++) total += part[k];
+    return total;
+}
+
+// --- 6.9 scratch of the ops ---
+// Allocated once; --plan counts it. T and HS are the longest sequence and the head size of the model.
+static size_t ops_bytes(size_t T, size_t HS) {
+    return (size_t)omp_get_max_threads() * attention_scratch_bytes(T, HS);
+}
+static void ops_free(void) { dev_free(attention_scratch); }
+static void ops_init(size_t T, size_t HS) {
+    attention_T = T;
+    attention_HS = HS;
+    attention_scratch = (char *)dev_alloc(ops_bytes(T, HS), "scratch of the ops");
+}
+
+// --- 6.10 the machine's peak, measured: what the progress line compares with ---
+static double dev_peak_flops(void) { return 1e11; }
+
+// === 7. The model ====================================================================== [shared]
+// GPT-2: token + position embedding, L layers of (layernorm, attention, layernorm, MLP) on a residual
+// stream, a last layernorm, and a head that shares the embedding's matrix.
+
+typedef struct {
+    size_t L, NH, C, maxT, V;
+    size_t Vp; // V padded to 128: padded rows stay zero, out of every file and every softmax
+} Config;
+
+// Limits that a file or a flag is held to before anything is computed from it.
+static void config_check(Config *c, int code, const char *source) {
+    check(c->L >= 1 && c->L <= 1024, code, "%s: layers %zu, limit 1 to 1024", source, c->L);
+    check(c->C >= 1 && c->C <= 65536, code, "%s: channels %zu, limit 1 to 65536", source, c->C);
+    check(c->NH >= 1 && c->C % c->NH == 0, code, "%s: %zu channels do not divide into %zu heads",
+          source, c->C, c->NH);
+    check(c->maxT >= 1 && c->maxT <= 1048576, code, "%s: max_seq_len %zu, limit 1 to 1048576", source,
+          c->maxT);
+    check(c->V >= 1 && c->V <= 16777216, code, "%s: vocab_size %zu, limit 1 to 16777216", source, c->V);
+    c->Vp = round_up(c->V, 128);
+}
+
+// --- 7.1 parameters ---
+// A bucket is what is communicated and updated at once: FIRST, one for each LAYER, LAST.
+// Matrices are (OC,C) as in PyTorch's Linear; Hugging Face's GPT-2 stores some of them (C,OC).
+enum { FIRST, LAYER, LAST, NUM_SCOPES };
+enum { INIT_ZERO, INIT_ONE, INIT_NORMAL, INIT_RESIDUAL }; // std 0.02; 0.02 / sqrt(2 L)
+
+#define PARAMS(X) \
+    /* name     bucket rows   cols  init           matrix  Hugging Face name         transposed */ \
+    X(wte,      FIRST, c.Vp,  c.C,  INIT_NORMAL,   1,      "wte.weight",             0) \
+    X(wpe,      FIRST, c.maxT, c.C, INIT_NORMAL,   1,      "wpe.weight",             0) \
+    X(ln1w,     LAYER, c.C,   1,    INIT_ONE,      0,      "h.%zu.ln_1.weight",      0) \
+    X(ln1b,     LAYER, c.C,   1,    INIT_ZERO,     0,      "h.%zu.ln_1.bias",        0) \
+    X(qkvw,     LAYER, 3*c.C, c.C,  INIT_NORMAL,   1,      "h.%zu.attn.c_attn.weight", 1) \
+    X(qkvb,     LAYER, 3*c.C, 1,    INIT_ZERO,     0,      "h.%zu.attn.c_attn.bias", 0) \
+    X(attprojw, LAYER, c.C,   c.C,  INIT_RESIDUAL, 1,      "h.%zu.attn.c_proj.weight", 1) \
+    X(attprojb, LAYER, c.C,   1,    INIT_ZERO,     0,      "h.%zu.attn.c_proj.bias", 0) \
+    X(ln2w,     LAYER, c.C,   1,    INIT_ONE,      0,      "h.%zu.ln_2.weight",      0) \
+    X(ln2b,     LAYER, c.C,   1,    INIT_ZERO,     0,      "h.%zu.ln_2.bias",        0) \
+    X(fcw,      LAYER, 4*c.C, c.C,  INIT_NORMAL,   1,      "h.%zu.mlp.c_fc.weight",  1) \
+    X(fcb,      LAYER, 4*c.C, 1,    INIT_ZERO,     0,      "h.%zu.mlp.c_fc.bias",    0) \
+    X(fcprojw,  LAYER, c.C,   4*c.C, INIT_RESIDUAL, 1,     "h.%zu.mlp.c_proj.weight", 1) \
+    X(fcprojb,  LAYER, c.C,   1,    INIT_ZERO,     0,      "h.%zu.mlp.c_proj.bias",  0) \
+    X(lnfw,     LAST,  c.C,   1,    INIT_ONE,      0,      "ln_f.weight",            0) \
+    X(lnfb,     LAST,  c.C,   1,    INIT_ZERO,     0,      "ln_f.bias",              0)
+
+#define PARAM_ENUM(name, ...) P_##name,
+#define PARAM_FIELD(name, ...) floatX *name;
+#define GRAD_FIELD(name, ...) real *name;
+enum { PARAMS(PARAM_ENUM) NUM_PARAMS };
+typedef struct { PARAMS(PARAM_FIELD) } Params; // one layer's view; FIRST and LAST are in every view
+typedef struct { PARAMS(GRAD_FIELD) } Grads;
+
+typedef struct {
+    size_t rows, cols;   // in memory
+    size_t file_rows;    // without padding
+    size_t offset;       // elements from the start of its bucket
+    int scope, init, is_matrix, is_transposed;
+    const char *file_name;
+} ParamInfo;
+
+enum { PARAM_ALIGN = 128 }; // elements: 256 bytes even for two-byte types
+
+// Where everything is, in elements: weights, gradients and optimizer state share this layout.
+//   | wte | wpe |pad| layer 0: ln1w ln1b qkvw ... |pad| layer 1 ... |pad| lnfw | lnfb |pad|
+typedef struct {
+    ParamInfo params[NUM_PARAMS];
+    size_t bucket_count[NUM_SCOPES]; // elements, divisible into `ranks` aligned shards
+    size_t num_buckets, count;       // L + 2; elements of all buckets
+    size_t num_parameters;           // without any padding
+} Layout;
+
+static Layout layout_of(Config c) {
+    Layout y;
+    memset(&y, 0, sizeof y);
+#define PARAM_ROW(name, scope, rows, cols, init, is_matrix, file_name, is_transposed) \
+    { (size_t)(rows), (size_t)(cols), (size_t)(rows), 0, scope, init, is_matrix, is_transposed, \
+      file_name },
+    ParamInfo infos[] = { PARAMS(PARAM_ROW) };
+    infos[P_wte].file_rows = c.V;
+    for (int i = 0; i < NUM_PARAMS; i++) {
+        ParamInfo *p = &infos[i];
+        p->offset = y.bucket_count[p->scope];
+        y.bucket_count[p->scope] += round_up(p->rows * p->cols, PARAM_ALIGN);
+        y.num_parameters += p->file_rows * p->cols * (p->scope == LAYER ? c.L : 1);
+    }
+    memcpy(y.params, infos, sizeof infos);
+    for (int s = 0; s < NUM_SCOPES; s++)
+        y.bucket_count[s] = round_up(y.bucket_count[s], (size_t)ranks * PARAM_ALIGN);
+    y.num_buckets = c.L + 2;
+    y.count = y.bucket_count[FIRST] + c.L * y.bucket_count[LAYER] + y.bucket_count[LAST];
+    return y;
+}
+static int bucket_scope(const Layout *y, size_t bucket) {
+    return bucket == 0 ? FIRST : bucket + 1 < y->num_buckets ? LAYER : LAST;
+}
+static size_t bucket_start(const Layout *y, size_t bucket) {
+    if (bucket == 0) return 0;
+    return y->bucket_count[FIRST] + (bucket - 1) * y->bucket_count[LAYER];
+}
+static size_t param_at(const Layout *y, int i, size_t l) { // l: layer, of no meaning for FIRST, LAST
+    int scope = y->params[i].scope;
+    size_t bucket = scope == FIRST ? 0 : scope == LAYER ? l + 1 : y->num_buckets - 1;
+    return bucket_start(y, bucket) + y->params[i].offset;
+}
+
+// --- 7.2 activations ---
+// How many copies are kept, by recompute level r: kept(r < 2) means one for each layer at levels 0 and
+// 1, else one that all layers share. A pass without a backward keeps one of everything.
+#define ACTS(X) \
+    /* name      type    copies        elements of one copy */ \
+    X(x,         floatX, stream,       B*T*c.C)    /* residual stream: input of layer l; last: of lnf */ \
+    X(ln1,       floatX, kept(r < 2),  B*T*c.C) \
+    X(ln1_mean,  real,   kept(r < 3),  B*T) \
+    X(ln1_rstd,  real,   kept(r < 3),  B*T) \
+    X(qkv,       floatX, kept(r < 3),  B*T*3*c.C) \
+    X(att,       floatX, kept(r < 3),  B*T*c.C) \
+    X(lse,       real,   kept(r < 3),  B*T*c.NH) \
+    X(mid,       floatX, kept(r < 3),  B*T*c.C)    /* residual stream between attention and MLP */ \
+    X(ln2,       floatX, kept(r < 2),  B*T*c.C) \
+    X(ln2_mean,  real,   kept(r < 3),  B*T) \
+    X(ln2_rstd,  real,   kept(r < 3),  B*T) \
+    X(fc,        floatX, kept(r < 3),  B*T*4*c.C)  /* before GELU */ \
+    X(gelu,      floatX, kept(r < 1),  B*T*4*c.C) \
+    X(lnf,       floatX, 1,            B*T*c.C) \
+    X(lnf_mean,  real,   1,            B*T) \
+    X(lnf_rstd,  real,   1,            B*T) \
+    X(logits,    floatX, 1,            head_rows(B*T)*c.Vp) \
+    X(losses,    real,   1,            B*T) \
+    X(dx,        floatX, trained,      B*T*c.C)    /* gradient of the residual stream */ \
+    X(dnarrow,   floatX, trained,      B*T*c.C)    /* ... of ln1, ln2, lnf and att, in turn */ \
+    X(dwide,     floatX, trained,      B*T*4*c.C)  /* ... of fc and qkv, in turn */
+
+#define ACT_ENUM(name, ...) A_##name,
+#define ACT_FIELD(name, type, ...) type *name;
+enum { ACTS(ACT_ENUM) NUM_ACTS };
+typedef struct { ACTS(ACT_FIELD) } Acts; // one layer's view
+typedef struct { const char *name; size_t copies, bytes, offset; } ActInfo; // bytes of one copy
+
+// Only this many rows of logits exist at once: the head runs forward and backward on them in turn.
+static size_t head_rows(size_t N) { return min_size(N, 1024); }
+
+static size_t acts_lay_out(ActInfo *out, Config c, size_t B, size_t T, int r, int is_trained) {
+    size_t stream = is_trained ? c.L + 1 : 1, trained = is_trained ? 1 : 0, offset = 0;
+#define kept(condition) (is_trained && (condition) ? c.L : 1)
+#define ACT_ROW(name, type, copies, count) { #name, copies, (size_t)(count) * sizeof(type), 0 },
+    ActInfo rows[] = { ACTS(ACT_ROW) };
+#undef kept
+    for (int i = 0; i < NUM_ACTS; i++) {
+        rows[i].offset = offset;
+        rows[i].bytes = round_up(rows[i].bytes, 256);
+        offset += rows[i].copies * rows[i].bytes;
+    }
+    memcpy(out, rows, sizeof rows);
+    return offset;
+}
+
+// --- 7.3 buffers ---
+// The fifth table: the same lines allocate the buffers and print the plan, so that the plan is exact.
+#define BUFFERS(X) \
+    /* name      type     elements                                                  what */ \
+    X(weights,   floatX,  y.count,                                                  "weights") \
+    X(grads,     real,    y.count * is_trained,                                     "gradients") \
+    X(m,         real,    y.count / (size_t)ranks * is_trained,                     "Adam m") \
+    X(v,         real,    y.count / (size_t)ranks * is_trained,                     "Adam v") \
+    X(master,    real,    y.count / (size_t)ranks * is_trained * has_master,        "master weights") \
+    X(acts,      char,    act_bytes,                                                "activations") \
+    X(tokens,    int32_t, 2 * B * T,                                                "tokens") \
+    X(cache,     floatX,  2 * c.L * cache_T * c.C,                                  "key-value cache")
+
+#define BUFFER_ENUM(name, ...) BUF_##name,
+#define BUFFER_FIELD(name, type, ...) type *name;
+enum { BUFFERS(BUFFER_ENUM) BUF_scratch, NUM_BUFFERS };
+typedef struct { const char *what; size_t bytes; } BufferInfo;
+
+enum { has_master = sizeof(floatX) < sizeof(real) };
+
+typedef struct {
+    Config config;
+    size_t B, T;          // the largest micro-batch
+    int recompute, is_trained;
+    size_t cache_T;       // positions in the key-value cache, 0: no sampling
+    Layout layout;
+    ActInfo act_infos[NUM_ACTS];
+    BUFFERS(BUFFER_FIELD)
+} Model;
+
+// Fills in the layouts; infos[NUM_BUFFERS] gets every buffer's size. Allocates nothing.
+static void gpt_plan(Model *model, BufferInfo *infos) {
+    Config c = model->config;
+    size_t B = model->B, T = model->T, cache_T = model->cache_T;
+    size_t is_trained = (size_t)model->is_trained;
+    Layout y = layout_of(c);
+    size_t act_bytes = acts_lay_out(model->act_infos, c, B, T, model->recompute, model->is_trained);
+    model->layout = y;
+#define BUFFER_ROW(name, type, count, what) { what, (size_t)(count) * sizeof(type) },
+    BufferInfo rows[] = { BUFFERS(BUFFER_ROW) { "scratch of the ops", 0 } };
+    rows[BUF_scratch].bytes = ops_bytes(max_size(T, cache_T), c.C / c.NH);
+    memcpy(infos, rows, sizeof rows);
+}
+static void gpt_alloc(Model *model) {
+    BufferInfo infos[NUM_BUFFERS];
+    gpt_plan(model, infos);
+#define BUFFER_ALLOC(name, type, ...) \
+    model->name = (type *)dev_alloc(infos[BUF_##name].bytes, infos[BUF_##name].what);
+    BUFFERS(BUFFER_ALLOC)
+    ops_init(max_size(model->T, model->cache_T), model->config.C / model->config.NH);
+}
+static void gpt_free(Model *model) {
+#define BUFFER_FREE(name, ...) dev_free(model->name);
+    BUFFERS(BUFFER_FREE)
+    ops_free();
+}
+
+static Params params_at(const Model *model, size_t l) {
+    Params p;
+#define PARAM_POINT(name, ...) p.name = model->weights + param_at(&model->layout, P_##name, l);
+    PARAMS(PARAM_POINT)
+    return p;
+}
+static Grads grads_at(const Model *model, size_t l) {
+    Grads g;
+#define GRAD_POINT(name, ...) g.name = model->grads + param_at(&model->layout, P_##name, l);
+    PARAMS(GRAD_POINT)
+    return g;
+}
+static Acts acts_at(const Model *model, size_t l) {
+    Acts a;
+    const ActInfo *infos = model->act_infos;
+#define ACT_POINT(name, type, ...) a.name = (type *)(model->acts + infos[A_##name].offset + \
+                                   (infos[A_##name].copies > 1 ? l * infos[A_##name].bytes : 0));
+    ACTS(ACT_POINT)
+    return a;
+}
+
+// --- 7.4 initial weights: nanoGPT's scheme, and PyTorch's numbers for the same seed ---
+static void gpt_init_weights(Model *model, uint64_t seed) {
+    Mersenne random;
+    mersenne_seed(&random, seed);
+    const Layout *y = &model->layout;
+    for (size_t bucket = 0; bucket < y->num_buckets; bucket++) for (int i = 0; i < NUM_PARAMS; i++) {
+        const ParamInfo *p = &y->params[i];
+        if (p->scope != bucket_scope(y, bucket)) continue;
+        size_t count = p->rows * p->cols, file_count = p->file_rows * p->cols;
+        float *values = (float *)host_alloc(count * sizeof(float));
+        floatX *stored = (floatX *)host_alloc(count * sizeof(floatX));
+        double std = p->init == INIT_RESIDUAL ? 0.02 / sqrt(2.0 * (double)model->config.L) : 0.02;
+        if (p->init >= INIT_NORMAL) normal_fill(values, file_count, (float)std, &random);
+        for (size_t k = 0; k < file_count && p->init == INIT_ONE; k++) values[k] = 1;
+        for (size_t k = 0; k < count; k++) stored[k] = fX(values[k]);
+        to_dev(model->weights + bucket_start(y, bucket) + p->offset, stored, count * sizeof(floatX));
+        free(values);
+        free(stored);
+    }
+}
+
+// === 8. Forward and backward through the layers ======================================== [shared]
+
+// Layer l, from its input a.x to the next layer's.
+static void gpt_layer_forward(Model *model, size_t l, size_t B, size_t T) {
+    size_t N = B * T, C = model->config.C, NH = model->config.NH;
+    Params p = params_at(model, l);
+    Acts a = acts_at(model, l), next = acts_at(model, l + 1);
+    layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, a.x, p.ln1w, p.ln1b, N, C);
+    matmul_forward(a.qkv, NULL, a.ln1, p.qkvw, p.qkvb, NULL, N, C, 3 * C);
+    attention_forward(a.att, a.lse, a.qkv, B, T, C, NH);
+    matmul_forward(a.mid, NULL, a.att, p.attprojw, p.attprojb, a.x, N, C, C);
+    layernorm_forward(a.ln2, a.ln2_mean, a.ln2_rstd, a.mid, p.ln2w, p.ln2b, N, C);
+    matmul_forward(a.gelu, a.fc, a.ln2, p.fcw, p.fcb, NULL, N, C, 4 * C);
+    matmul_forward(next.x, NULL, a.gelu, p.fcprojw, p.fcprojb, a.mid, N, 4 * C, C);
+}
+
+// From tokens (B,T), on the device, to the last layernorm: acts.lnf (B*T,C).
+static void gpt_forward(Model *model, const int32_t *tokens, size_t B, size_t T) {
+    size_t C = model->config.C, L = model->config.L;
+    Params p = params_at(model, 0);
+    Acts first = acts_at(model, 0), last = acts_at(model, L);
+    embedding_forward(first.x, tokens, p.wte, p.wpe, B, T, C, 0);
+    for (size_t l = 0; l < L; l++) gpt_layer_forward(model, l, B, T);
+    layernorm_forward(last.lnf, last.lnf_mean, last.lnf_rstd, last.x, p.lnfw, p.lnfb, B * T, C);
+}
+
+// The head, in chunks of rows: logits, loss and, when dloss != 0, on to the gradients of lnf and wte
+// while the chunk's logits are still in the cache. Returns the sum of the losses of the N tokens.
+static double gpt_head(Model *model, const int32_t *targets, size_t N, real dloss, int accumulate) {
+    size_t C = model->config.C, V = model->config.V, Vp = model->config.Vp;
+    Params p = params_at(model, 0);
+    Grads g = grads_at(model, 0);
+    Acts a = acts_at(model, 0);
+    for (size_t n = 0; n < N; n += head_rows(N)) {
+        size_t rows = min_size(head_rows(N), N - n);
+        const floatX *lnf = a.lnf + n * C;
+        matmul_forward(a.logits, NULL, lnf, p.wte, NULL, NULL, rows, C, Vp);
+        classifier_forward_backward(a.losses + n, a.logits, targets + n, dloss, rows, V, Vp);
+        if (dloss != 0)
+            matmul_backward(a.dnarrow + n * C, g.wte, NULL, a.logits, lnf, p.wte, NULL, rows, C, Vp,
+                            accumulate || n > 0);
+    }
+    double sum = 0;
+    for (size_t n = 0; n < N; n++) sum += a.losses[n]; // in order: the same bits every time
+    return sum;
+}
+
+// After gpt_forward and gpt_head: gradients of all parameters. accumulate: 0 assigns, 1 adds to them.
+// What the recompute level did not keep is made again first, by the same ops: the bits are the same.
+static void gpt_layer_backward(Model *model, size_t l, size_t B, size_t T, int accumulate) {
+    size_t N = B * T, C = model->config.C, NH = model->config.NH;
+    int r = model->recompute;
+    Params p = params_at(model, l);
+    Grads g = grads_at(model, l);
+    Acts a = acts_at(model, l);
+    if (r == 3) gpt_layer_forward(model, l, B, T);
+    if (r == 2) layernorm_forward(a.ln2, a.ln2_mean, a.ln2_rstd, a.mid, p.ln2w, p.ln2b, N, C);
+    if (r == 1 || r == 2) gelu_forward(a.gelu, a.fc, N * 4 * C);
+    matmul_backward(a.dwide, g.fcprojw, g.fcprojb, a.dx, a.gelu, p.fcprojw, a.fc, N, 4 * C, C,
+                    accumulate);
+    matmul_backward(a.dnarrow, g.fcw, g.fcb, a.dwide, a.ln2, p.fcw, NULL, N, C, 4 * C, accumulate);
+    layernorm_backward(a.dx, g.ln2w, g.ln2b, a.dnarrow, a.mid, a.ln2_mean, a.ln2_rstd, p.ln2w, N, C,
+                       accumulate);
+    matmul_backward(a.dnarrow, g.attprojw, g.attprojb, a.dx, a.att, p.attprojw, NULL, N, C, C,
+                    accumulate);
+    attention_backward(a.dwide, a.dnarrow, a.att, a.lse, a.qkv, B, T, C, NH);
+    if (r == 2) layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, a.x, p.ln1w, p.ln1b, N, C);
+    matmul_backward(a.dnarrow, g.qkvw, g.qkvb, a.dwide, a.ln1, p.qkvw, NULL, N, C, 3 * C, accumulate);
+    layernorm_backward(a.dx, g.ln1w, g.ln1b, a.dnarrow, a.x, a.ln1_mean, a.ln1_rstd, p.ln1w, N, C,
+                       accumulate);
+}
+static void gpt_backward(Model *model, const int32_t *tokens, size_t B, size_t T, int accumulate) {
+    size_t N = B * T, C = model->config.C, L = model->config.L;
+    Params p = params_at(model, 0);
+    Grads g = grads_at(model, 0);
+    Acts last = acts_at(model, L);
+    dev_zero(last.dx, N * C * sizeof(floatX));
+    layernorm_backward(last.dx, g.lnfw, g.lnfb, last.dnarrow, last.x, last.lnf_mean, last.lnf_rstd,
+                       p.lnfw, N, C, accumulate);
+    for (size_t l = L; l-- > 0; ) gpt_layer_backward(model, l, B, T, accumulate);
+    embedding_backward(g.wte, g.wpe, last.dx, tokens, B, T, C, model->config.maxT, accumulate);
+}
+
+// === 9. Processes ================================================================================
+// One process. A build without communication refuses to run as one of several.
+
+static void comm_abort(int code) { (void)code; }
+static void comm_init(void) {
+    static const char *const sizes[] = { "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE" };
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        const char *value = getenv(sizes[i]);
+        check(value == NULL || atoi(value) <= 1, EXIT_USAGE, "started as one of several processes "
+              "(%s=%s), but this build has no communication", sizes[i], value);
+    }
+}
+
+// === 10. Optimizer step ================================================================ [shared]
+
+// lr_at: learning rate of a step, 0 <= step < steps. Warm-up rises linearly and reaches lr at step
+// warmup_steps - 1; then, with x = progress from 0 to 1 and final = lr * final_lr_fraction:
+//   constant   lr                              linear   lr + (final - lr) x
+//   cosine     final + (lr - final) (1 + cos(pi x)) / 2   (Loshchilov & Hutter 2017)
+//   wsd        lr, and over the last fifth final + (lr - final) (1 - sqrt(y))   (Haegele et al. 2024)
+//   inv_sqrt   lr sqrt(w / (step + 1)), w = max(warmup_steps, 1), not below final (Vaswani et al. 2017)
+static double lr_at(const Flags *f, uint64_t step) {
+    double w = (double)f->warmup_steps, s = (double)step, final = f->lr * f->final_lr_fraction;
+    if (s < w) return f->lr * (s + 1) / w;
+    double length = (double)f->steps - w, x = length > 0 ? (s - w) / length : 1;
+    if (x > 1) x = 1;
+    switch (f->lr_schedule[0]) {
+    case 'l': return f->lr + (final - f->lr) * x;
+    case 'w': return x <= 0.8 ? f->lr : final + (f->lr - final) * (1 - sqrt((x - 0.8) / 0.2));
+    case 'i': return fmax(final, f->lr * sqrt(fmax(w, 1) / (s + 1)));
+    case 'c': if (f->lr_schedule[2] == 's') return final + (f->lr - final) * (1 + cos(M_PI * x)) / 2;
+    }
+    return f->lr;
+}
+
+// The norm of all gradients together, in double.
+static double gpt_grad_norm(const Model *model) {
+    return sqrt(sum_squares(model->grads, model->layout.count));
+}
+
+// One AdamW step with the gradients clipped to grad_clip: update number t = 1, 2, ... (it corrects the
+// bias of m and v). One call of the op for each stretch of neighbours that decay alike.
+static void gpt_update(Model *model, const Flags *f, double lr, double norm, uint64_t t) {
+    const Layout *y = &model->layout;
+    double clip = f->grad_clip > 0 ? fmin(1, f->grad_clip / (norm + 1e-6)) : 1; // torch's clip_grad_norm_
+    AdamW h;
+    h.grad_scale = (real)clip;
+    h.beta1 = (real)f->beta1;
+    h.beta2 = (real)f->beta2;
+    h.eps = (real)f->eps;
+    h.step_size = (real)(lr / (1 - pow(f->beta1, (double)t)));
+    h.root_correction = (real)(1 / sqrt(1 - pow(f->beta2, (double)t)));
+    for (size_t bucket = 0; bucket < y->num_buckets; bucket++) {
+        size_t start = bucket_start(y, bucket);
+        int scope = bucket_scope(y, bucket);
+        for (int i = 0; i < NUM_PARAMS; i++) {
+            const ParamInfo *p = &y->params[i];
+            if (p->scope != scope) continue;
+            size_t at = start + p->offset;
+            h.keep = (real)(p->is_matrix ? 1 - lr * f->weight_decay : 1);
+            adamw_update(model->weights + at, has_master ? model->master + at : NULL, model->m + at,
+                         model->v + at, model->grads + at, p->rows * p->cols, h);
+        }
+    }
+}
+
+// === 12. Tokenizer and sampling ======================================================== [shared]
+typedef struct { const char *name; size_t vocab_size; int end_of_text; } Tokenizer;
+static Tokenizer tok_load(const char *spec) {
+    check(!strcmp(spec, "bytes"), EXIT_INPUT, "--tokenizer %s: only bytes", spec);
+    Tokenizer t = { "bytes", 257, 256 };
+    return t;
+}
+static size_t tok_encode(const Tokenizer *t, const char *text, size_t bytes, uint32_t *out) {
+    (void)t;
+    for (size_t i = 0; i < bytes; i++) out[i] = (unsigned char)text[i];
+    return bytes;
+}
+static const char *tok_bytes(const Tokenizer *t, uint32_t id, size_t *bytes) {
+    (void)t;
+    static char b[256]; if (id > 255) { *bytes = 0; return ""; }
+    b[id] = (char)id; *bytes = 1; return &b[id];
+}
+static int tok_save(const Tokenizer *t, const char *folder, size_t maxT) { (void)t; (void)folder; (void)maxT; return 0; }
+
+// === 11. Data ========================================================================== [shared]
+// Training data is one long stream of tokens: token shards one after the other, or a text tokenized
+// in memory. It is cut into windows of T + 1 tokens (neighbours share one token: each token is
+// predicted once); an epoch visits every window exactly once, in an order that permute() makes from
+// (seed, epoch). Sample number s of a run therefore follows from s alone: resume needs one number.
+
+// Shard formats, as written by llm.c's scripts: 256 int32 {magic, version, count}, then the tokens.
+enum { SHARD_MAGIC_16 = 20240520, SHARD_VERSION_16 = 1, SHARD_MAGIC_32 = 20240801,
+       SHARD_VERSION_32 = 7, SHARD_HEADER_BYTES = 1024 };
+
+typedef struct {
+    char *path;
+    uint64_t start, count;  // tokens of the stream
+    size_t token_bytes;     // 2 or 4
+    uint64_t file_bytes;
+    int64_t file_seconds;   // changed since: a file that is replaced during the run is noticed
+} Shard;
+typedef struct {
+    const char *source;       // the flag's value, for messages
+    Shard *shards;
+    size_t num_shards;
+    uint32_t *memory;         // or: the tokens of a text
+    uint64_t first, count;    // the stretch of the stream that this set uses
+    uint64_t num_windows, seed;
+    size_t T;
+    int is_shuffled;
+    uint32_t crc;             // of the whole stream as it is in the files
+} Data;
+
+static int is_shard_magic(uint32_t magic) {
+    return magic == SHARD_MAGIC_16 || magic == SHARD_MAGIC_32 ||
+           magic == __builtin_bswap32(SHARD_MAGIC_16) || magic == __builtin_bswap32(SHARD_MAGIC_32);
+}
+static Shard shard_open(const char *path) {
+    InFile file = in_open(path);
+    int32_t header[256];
+    check(file.bytes >= SHARD_HEADER_BYTES, EXIT_INPUT, "%s: %" PRIu64 " bytes, but the header of a "
+          "token shard has %d", path, file.bytes, SHARD_HEADER_BYTES);
+    in_read(&file, 0, header, sizeof header);
+    uint32_t magic = (uint32_t)header[0];
+    check(is_shard_magic(magic), EXIT_INPUT, "%s: magic number %u, token shards have %d or %d; make "
+          "shards with data/tokenize", path, magic, SHARD_MAGIC_16, SHARD_MAGIC_32);
+    check(magic == SHARD_MAGIC_16 || magic == SHARD_MAGIC_32, EXIT_INPUT, "%s: bytes are in the order "
+          "of another kind of machine; write the shard again on a little-endian one", path);
+    int version = magic == SHARD_MAGIC_16 ? SHARD_VERSION_16 : SHARD_VERSION_32;
+    check(header[1] == version, EXIT_INPUT, "%s: version %d, this program reads %d", path, header[1],
+          version);
+    check(header[2] > 0, EXIT_INPUT, "%s: token count %d in the header, must be > 0", path, header[2]);
+    Shard s = { text_of("%s", path), 0, (uint64_t)header[2], magic == SHARD_MAGIC_16 ? 2u : 4u,
+                file.bytes, file.stat.st_mtime };
+    uint64_t wanted = SHARD_HEADER_BYTES + s.count * s.token_bytes;
+    check(file.bytes == wanted, EXIT_INPUT, "%s: %" PRIu64 " bytes, but a header that counts %" PRIu64
+          " tokens makes %" PRIu64, path, file.bytes, s.count, wanted);
+    in_close(&file);
+    return s;
+}
+// Read count tokens from the stream's position at; windows may span shards.
+static void data_read(const Data *d, uint64_t at, size_t count, int32_t *out) {
+    if (d->memory != NULL) {
+        for (size_t i = 0; i < count; i++) out[i] = (int32_t)d->memory[at + i];
+        return;
+    }
+    size_t lo = 0, hi = d->num_shards; // the last shard that starts at or before `at`
+    while (hi - lo > 1) {
+        size_t middle = (lo + hi) / 2;
+        if (d->shards[middle].start <= at) lo = middle;
+        else hi = middle;
+    }
+    for (size_t done = 0; done < count; lo++) {
+        const Shard *s = &d->shards[lo];
+        uint64_t inside = at + done - s->start;
+        size_t n = (size_t)(s->count - inside < count - done ? s->count - inside : count - done);
+        InFile file = in_open(s->path);
+        check(file.bytes == s->file_bytes && file.stat.st_mtime == s->file_seconds, EXIT_INPUT,
+              "%s: changed since the start of the run", s->path);
+        in_read(&file, SHARD_HEADER_BYTES + inside * s->token_bytes, out + done, n * s->token_bytes);
+        in_close(&file);
+        if (s->token_bytes == 2) for (size_t i = n; i-- > 0; ) { // widen in place, from the end
+            uint16_t token;
+            memcpy(&token, (char *)(out + done) + 2 * i, 2);
+            out[done + i] = token;
+        }
+        done += n;
+    }
+}
+// Every token of the stream is looked at once, at the start: its id must be below V.
+static void data_check_tokens(Data *d, size_t V, const char *tokenizer) {
+    enum { CHUNK = 1 << 20 };
+    int32_t *tokens = (int32_t *)host_alloc(CHUNK * sizeof(int32_t));
+    for (size_t k = 0; k < d->num_shards; k++) {
+        Shard *s = &d->shards[k];
+        for (uint64_t at = 0; at < s->count; at += CHUNK) {
+            size_t n = (size_t)(s->count - at < CHUNK ? s->count - at : CHUNK);
+            data_read(d, s->start + at, n, tokens);
+            d->crc = crc32c(d->crc, tokens, n * sizeof(int32_t));
+            for (size_t i = 0; i < n; i++)
+                check(tokens[i] >= 0 && (size_t)tokens[i] < V, EXIT_INPUT, "%s: token %" PRIu64 " is %u, "
+                      "but the model has vocab_size %zu (tokenizer %s): choose the --tokenizer or "
+                      "--vocab_size the shard was made with", s->path, at + i, (unsigned)tokens[i], V,
+                      tokenizer);
+        }
+    }
+    free(tokens);
+}
+static void data_open_shards(Data *d, char **paths, size_t count) {
+    d->shards = (Shard *)host_alloc(count * sizeof(Shard));
+    d->num_shards = count;
+    for (size_t k = 0; k < count; k++) {
+        d->shards[k] = shard_open(paths[k]);
+        d->shards[k].start = d->count;
+        d->count += d->shards[k].count;
+    }
+}
+static void data_open_text(Data *d, const char *path, const Tokenizer *tokenizer) {
+    size_t bytes;
+    char *text = in_read_all(path, (size_t)1 << 32, &bytes);
+    check(bytes > 0, EXIT_INPUT, "%s: empty", path);
+    d->crc = crc32c(0, text, bytes);
+    d->memory = (uint32_t *)host_alloc(bytes * sizeof(uint32_t));
+    d->count = tok_encode(tokenizer, text, bytes, d->memory);
+    free(text);
+}
+// source: a text file, a token shard, or a pattern of token shards.
+static Data data_open(const char *source, const Tokenizer *tokenizer, size_t V) {
+    Data d;
+    memset(&d, 0, sizeof d);
+    d.source = source;
+    glob_t found;
+    memset(&found, 0, sizeof found);
+    struct stat st;
+    int is_literal = stat(source, &st) == 0; // a name that exists is not a pattern, [1] or not
+    char *literal[1] = { (char *)source };
+    check(is_literal || glob(source, 0, NULL, &found) == 0, EXIT_INPUT, "%s: no such file, and as a "
+          "pattern it matches nothing", source);
+    char **paths = is_literal ? literal : found.gl_pathv;
+    size_t count = is_literal ? 1 : found.gl_pathc, length = strlen(paths[0]);
+    InFile file = in_open(paths[0]);
+    uint32_t magic = 0;
+    if (file.bytes >= 4) in_read(&file, 0, &magic, 4);
+    in_close(&file);
+    if (is_shard_magic(magic) || count > 1 || (length > 4 && !strcmp(paths[0] + length - 4, ".bin")))
+        data_open_shards(&d, paths, count);
+    else data_open_text(&d, paths[0], tokenizer);
+    data_check_tokens(&d, V, tokenizer->name);
+    if (!is_literal) globfree(&found);
+    return d;
+}
+// Use the stretch [first, first + count) in windows of T + 1 tokens.
+static void data_cut(Data *d, uint64_t first, uint64_t count, size_t T, const char *use) {
+    d->first = first;
+    d->count = count;
+    d->T = T;
+    check(count >= T + 1, EXIT_INPUT, "%s: %" PRIu64 " tokens for %s, but one window of --seq_len %zu "
+          "needs %zu", d->source, count, use, T, T + 1);
+    d->num_windows = (count - 1) / T;
+}
+// The T + 1 tokens of sample number `sample` of the run.
+static void data_sample(const Data *d, uint64_t sample, int32_t *out) {
+    uint64_t epoch = sample / d->num_windows, window = sample % d->num_windows;
+    if (d->is_shuffled) window = permute(window, d->num_windows, hash64(d->seed) + epoch);
+    data_read(d, d->first + window * d->T, d->T + 1, out);
+}
+// `count` samples from number `first` on: tokens (count,T) for the model, and targets (count,T) one on.
+static void data_batch(const Data *d, uint64_t first, size_t count, int32_t *tokens, int32_t *window) {
+    for (size_t b = 0; b < count; b++) {
+        data_sample(d, first + b, window);
+        memcpy(tokens + b * d->T, window, d->T * sizeof(int32_t));
+        memcpy(tokens + (count + b) * d->T, window + 1, d->T * sizeof(int32_t));
+    }
+}
+
+// --- 12.2 sampling ---
+
+// Show bytes of a text that is still growing: on a terminal control bytes are escaped, so that a model
+// cannot drive it, and a character is held back until its last byte is there.
+typedef struct { FILE *file; int is_terminal; char held[4]; size_t held_count; } Printer;
+
+static Printer printer_open(FILE *file) {
+    Printer p = { file, isatty(fileno(file)), { 0 }, 0 };
+    return p;
+}
+static void printer_flush_held(Printer *p) { // bytes that never became a character
+    for (size_t i = 0; i < p->held_count; i++) fprintf(p->file, "\\x%02x", (unsigned char)p->held[i]);
+    p->held_count = 0;
+}
+static void printer_put(Printer *p, const char *bytes, size_t count) {
+    if (!p->is_terminal) fwrite(bytes, 1, count, p->file);
+    for (size_t i = 0; i < count && p->is_terminal; i++) {
+        unsigned char c = (unsigned char)bytes[i], lead = (unsigned char)p->held[0];
+        if ((c & 0xc0) != 0x80) printer_flush_held(p);
+        p->held[p->held_count++] = (char)c;
+        if (p->held_count == 1) lead = c;
+        size_t wanted = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : lead >= 0xc2 ? 2 : 1;
+        int is_control = p->held_count == 1 ? (c < 0x20 && c != '\n' && c != '\t') || c == 0x7f ||
+                         (c >= 0x80 && c < 0xc2) || c > 0xf4 : lead == 0xc2 && c < 0xa0;
+        if (is_control) printer_flush_held(p);
+        else if (p->held_count == wanted) {
+            fwrite(p->held, 1, wanted, p->file);
+            p->held_count = 0;
+        }
+    }
+    fflush(p->file);
+}
+
+// Tokens at positions first .. first+n-1 of one sequence whose earlier keys and values are in the
+// cache: runs the layers on these n rows alone. Returns the last row's logits (V values).
+static real *gpt_extend(Model *model, const int32_t *tokens, size_t n, size_t first, real *logits) {
+    Config c = model->config;
+    for (size_t done = 0, rows; done < n; done += rows) {
+        rows = min_size(n - done, head_rows(model->B * model->T));
+        Acts a = acts_at(model, 0); // no backward will follow: all layers share the first one's
+        Params p = params_at(model, 0);
+        to_dev(model->tokens, tokens + done, rows * sizeof(int32_t));
+        embedding_forward(a.x, model->tokens, p.wte, p.wpe, 1, rows, c.C, first + done);
+        for (size_t l = 0; l < c.L; l++) {
+            p = params_at(model, l);
+            floatX *keys = model->cache + 2 * l * model->cache_T * c.C;
+            layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, a.x, p.ln1w, p.ln1b, rows, c.C);
+            matmul_forward(a.qkv, NULL, a.ln1, p.qkvw, p.qkvb, NULL, rows, c.C, 3 * c.C);
+            attention_cached(a.att, keys, keys + model->cache_T * c.C, a.qkv, rows, first + done, c.C,
+                             c.NH);
+            matmul_forward(a.mid, NULL, a.att, p.attprojw, p.attprojb, a.x, rows, c.C, c.C);
+            layernorm_forward(a.ln2, a.ln2_mean, a.ln2_rstd, a.mid, p.ln2w, p.ln2b, rows, c.C);
+            matmul_forward(a.gelu, a.fc, a.ln2, p.fcw, p.fcb, NULL, rows, c.C, 4 * c.C);
+            matmul_forward(a.x, NULL, a.gelu, p.fcprojw, p.fcprojb, a.mid, rows, 4 * c.C, c.C);
+        }
+        layernorm_forward(a.lnf, a.lnf_mean, a.lnf_rstd, a.x + (rows - 1) * c.C, p.lnfw, p.lnfb, 1,
+                          c.C);
+        matmul_forward(a.logits, NULL, a.lnf, p.wte, NULL, NULL, 1, c.C, c.Vp);
+        values_to_host(logits, a.logits, c.V);
+    }
+    return logits;
+}
+
+typedef struct { real logit; int32_t id; } Candidate;
+static int candidate_order(const void *a, const void *b) { // likeliest first; ids break ties
+    const Candidate *x = (const Candidate *)a, *y = (const Candidate *)b;
+    if (x->logit != y->logit) return x->logit > y->logit ? -1 : 1;
+    return x->id < y->id ? -1 : 1;
+}
+// Draw from softmax(logits / temperature), cut to the top_k likeliest and to the likeliest that
+// together reach top_p (Holtzman et al. 2020). uniform in [0, 1); candidates: room for V.
+static int32_t sample_token(const real *logits, Candidate *candidates, size_t V, const Flags *f,
+                            double uniform) {
+    size_t count = V;
+    for (size_t i = 0; i < V; i++) { candidates[i].logit = logits[i]; candidates[i].id = (int32_t)i; }
+    if (f->temperature == 0) {
+        for (size_t i = 1; i < V; i++)
+            if (candidate_order(&candidates[i], &candidates[0]) < 0) candidates[0] = candidates[i];
+        return candidates[0].id;
+    }
+    if (f->top_k > 0 || f->top_p < 1) qsort(candidates, V, sizeof *candidates, candidate_order);
+    if (f->top_k > 0) count = min_size(V, (size_t)f->top_k);
+    double max = -INFINITY, sum = 0, reached = 0;
+    for (size_t i = 0; i < count; i++) max = fmax(max, candidates[i].logit);
+    for (size_t i = 0; i < count; i++) sum += exp((candidates[i].logit - max) / f->temperature);
+    for (size_t i = 0; i < count && f->top_p < 1; i++) {
+        reached += exp((candidates[i].logit - max) / f->temperature);
+        if (reached >= f->top_p * sum) { count = i + 1; sum = reached; }
+    }
+    double left = uniform * sum;
+    for (size_t i = 0; i + 1 < count; i++) {
+        left -= exp((candidates[i].logit - max) / f->temperature);
+        if (left < 0) return candidates[i].id;
+    }
+    return candidates[count - 1].id;
+}
+
+// Print prompt and up to `wanted` more tokens. When the cache is full its older half is forgotten.
+// draw: number of this sample; with the seed it decides every draw.
+static void gpt_sample(Model *model, const Tokenizer *tokenizer, const Flags *f, const char *prompt,
+                       size_t wanted, uint64_t draw, FILE *file) {
+    size_t bytes = strlen(prompt), count = 0, V = model->config.V;
+    uint32_t *encoded = (uint32_t *)host_alloc((bytes + 1) * sizeof(uint32_t));
+    if (bytes > 0) count = tok_encode(tokenizer, prompt, bytes, encoded);
+    else encoded[count++] = tokenizer->end_of_text >= 0 ? (uint32_t)tokenizer->end_of_text : 0;
+    int32_t *tokens = (int32_t *)host_alloc((count + wanted) * sizeof(int32_t));
+    real *logits = (real *)host_alloc(V * sizeof(real));
+    Candidate *candidates = (Candidate *)host_alloc(V * sizeof(Candidate));
+    for (size_t i = 0; i < count; i++) {
+        check(encoded[i] < V, EXIT_USAGE, "the prompt has token %u, the model's vocab_size is %zu",
+              encoded[i], V);
+        tokens[i] = (int32_t)encoded[i];
+    }
+    Printer printer = printer_open(file);
+    printer_put(&printer, prompt, bytes);
+    size_t begin = 0, cached = 0; // the cache holds tokens begin .. begin + cached - 1
+    for (size_t end = count; count < end + wanted; count++) {
+        if (count - begin > model->cache_T) {
+            begin = count - (model->cache_T + 1) / 2;
+            cached = 0;
+        }
+        gpt_extend(model, tokens + begin + cached, count - begin - cached, cached, logits);
+        cached = count - begin;
+        tokens[count] = sample_token(logits, candidates, V, f,
+                                     hash_uniform((uint64_t)f->seed + hash64(draw), count));
+        if (tokens[count] == tokenizer->end_of_text) break;
+        size_t length;
+        const char *text = tok_bytes(tokenizer, (uint32_t)tokens[count], &length);
+        printer_put(&printer, text, length);
+    }
+    printer_flush_held(&printer);
+    fprintf(file, "\n");
+    free(encoded);
+    free(tokens);
+    free(logits);
+    free(candidates);
+}
+
+// === 13. Checkpoints =================================================================== [shared]
+// A checkpoint is the folder OUT/step_00002000: config.json, model.safetensors and the tokenizer, as
+// Hugging Face's GPT2LMHeadModel reads them, and train_state.safetensors, from which a run goes on as
+// if it had never stopped. It is written to step_00002000.tmp, brought to the disk, and renamed: there
+// is never a half checkpoint under a good name. Every tensor carries its CRC-32C, and loading checks
+// all of them before it changes anything.
+
+// --- 13.1 safetensors: u64 length of the header, JSON header, data ---
+typedef struct {
+    char name[128], dtype[16];
+    uint64_t dims[4], begin, end;    // bytes begin .. end of the data
+    size_t num_dims;
+} StTensor;
+typedef struct { char key[128], *value; } StMeta;
+typedef struct {
+    InFile file;
+    uint64_t data_start;
+    StTensor *tensors;
+    StMeta *metas;
+    size_t num_tensors, num_metas;
+} St;
+enum { ST_MAX_HEADER = 100000000, ST_MAX_ENTRIES = 100000 };
+
+static size_t dtype_bytes(const char *dtype) {
+    return !strcmp(dtype, "F64") || !strcmp(dtype, "I64") ? 8 :
+           !strcmp(dtype, "F32") || !strcmp(dtype, "I32") ? 4 :
+           !strcmp(dtype, "BF16") || !strcmp(dtype, "F16") ? 2 : 1;
+}
+static void st_read_tensor(St *st, Json *j, StTensor *t) {
+    char key[32];
+    uint64_t bytes = 1;
+    int seen = 0;
+    json_enter(j, '{');
+    while (json_more(j, '}')) {
+        json_key(j, key, sizeof key);
+        if (!strcmp(key, "dtype")) { json_string(j, t->dtype, sizeof t->dtype); seen |= 1; }
+        else if (!strcmp(key, "shape")) {
+            json_enter(j, '[');
+            while (json_more(j, ']')) {
+                check(t->num_dims < 4, EXIT_INPUT, "%s: %s has over 4 dimensions", j->path, t->name);
+                t->dims[t->num_dims++] = json_count(j);
+            }
+            seen |= 2;
+        } else if (!strcmp(key, "data_offsets")) {
+            json_enter(j, '[');
+            for (int i = 0; json_more(j, ']'); i++) *(i == 0 ? &t->begin : &t->end) = json_count(j);
+            seen |= 4;
+        } else json_skip(j);
+    }
+    check(seen == 7, EXIT_INPUT, "%s: %s lacks dtype, shape or data_offsets", j->path, t->name);
+    int wraps = 0;
+    for (size_t i = 0; i < t->num_dims; i++) wraps |= __builtin_mul_overflow(bytes, t->dims[i], &bytes);
+    wraps |= __builtin_mul_overflow(bytes, dtype_bytes(t->dtype), &bytes);
+    uint64_t data_bytes = st->file.bytes - st->data_start;
+    check(!wraps && t->begin <= t->end && t->end - t->begin == bytes && t->end <= data_bytes, EXIT_INPUT,
+          "%s: %s: bytes %" PRIu64 " to %" PRIu64 " of the data, but its shape needs %" PRIu64
+          " and the file holds %" PRIu64 ": damaged or cut short", j->path, t->name, t->begin, t->end,
+          bytes, data_bytes);
+}
+static void st_close(St *st) {
+    in_close(&st->file);
+    for (size_t i = 0; i < st->num_metas; i++) free(st->metas[i].value);
+    free(st->metas);
+    free(st->tensors);
+    memset(st, 0, sizeof *st);
+    st->file.fd = -1;
+}
+static void st_open(St *st, const char *path) {
+    memset(st, 0, sizeof *st);
+    st->file = in_open(path);
+    uint64_t header_bytes = 0, used = 0;
+    in_read(&st->file, 0, &header_bytes, 8);
+    check(header_bytes >= 2 && header_bytes <= ST_MAX_HEADER && header_bytes <= st->file.bytes - 8,
+          EXIT_INPUT, "%s: a safetensors header of %" PRIu64 " bytes does not fit a file of %" PRIu64
+          " (limit %d): cut short, or not safetensors", path, header_bytes, st->file.bytes,
+          ST_MAX_HEADER);
+    char *text = (char *)host_alloc(header_bytes + 1);
+    in_read(&st->file, 8, text, header_bytes);
+    st->data_start = 8 + header_bytes;
+    Json j = json_open(path, text, header_bytes);
+    json_enter(&j, '{');
+    char name[128];
+    while (json_more(&j, '}')) {
+        json_key(&j, name, sizeof name);
+        if (!strcmp(name, "__metadata__")) {
+            json_enter(&j, '{');
+            while (json_more(&j, '}')) {
+                check(st->num_metas < ST_MAX_ENTRIES, EXIT_INPUT, "%s: over %d entries", path,
+                      ST_MAX_ENTRIES);
+                st->metas = (StMeta *)host_grow(st->metas, (st->num_metas + 1) * sizeof(StMeta));
+                StMeta *m = &st->metas[st->num_metas++];
+                m->value = NULL;
+                json_key(&j, m->key, sizeof m->key);
+                Json ahead = j; // the value is not longer than its text
+                json_skip(&ahead);
+                size_t room = (size_t)(ahead.at - j.at) + 8;
+                m->value = (char *)host_alloc(room);
+                json_string(&j, m->value, room);
+            }
+            continue;
+        }
+        check(st->num_tensors < ST_MAX_ENTRIES, EXIT_INPUT, "%s: over %d tensors", path, ST_MAX_ENTRIES);
+        st->tensors = (StTensor *)host_grow(st->tensors, (st->num_tensors + 1) * sizeof(StTensor));
+        StTensor *t = &st->tensors[st->num_tensors++];
+        memset(t, 0, sizeof *t);
+        snprintf(t->name, sizeof t->name, "%s", name);
+        st_read_tensor(st, &j, t);
+        used += t->end - t->begin;
+    }
+    free(text);
+    check(used == st->file.bytes - st->data_start, EXIT_INPUT, "%s: tensors take %" PRIu64 " bytes, "
+          "the file has %" PRIu64 " after the header", path, used, st->file.bytes - st->data_start);
+}
+static const char *st_meta(const St *st, const char *key) {
+    for (size_t i = 0; i < st->num_metas; i++)
+        if (!strcmp(st->metas[i].key, key)) return st->metas[i].value;
+    return NULL;
+}
+static const StTensor *st_find(const St *st, const char *name) { // with or without `transformer.`
+    static const char prefix[] = "transformer.";
+    size_t skip = sizeof prefix - 1;
+    for (size_t i = 0; i < st->num_tensors; i++) {
+        const char *have = st->tensors[i].name;
+        if (!strcmp(have, name)) return &st->tensors[i];
+        if (!strncmp(have, prefix, skip) && !strcmp(have + skip, name)) return &st->tensors[i];
+    }
+    return NULL;
+}
+// The bytes of a tensor, its CRC checked where the file records one. The caller frees them.
+static void *st_bytes(const St *st, const StTensor *t) {
+    size_t bytes = (size_t)(t->end - t->begin);
+    void *data = host_alloc(bytes);
+    in_read(&st->file, st->data_start + t->begin, data, bytes);
+    char *key = text_of("crc32c.%s", t->name);
+    const char *recorded = st_meta(st, key);
+    free(key);
+    uint32_t crc = recorded ? crc32c(0, data, bytes) : 0;
+    int good = !recorded || strtoul(recorded, NULL, 16) == crc;
+    if (!good) free(data);
+    check(good, EXIT_INPUT, "%s: %s: CRC-32C is %08x, recorded %s: damaged", st->file.path, t->name, crc,
+          recorded);
+    return data;
+}
+static double half_to_double(uint16_t h) { // IEEE binary16
+    int exponent = h >> 10 & 31, fraction = h & 1023;
+    double value = exponent == 31 ? (fraction ? NAN : INFINITY) :
+                   exponent ? ldexp(1024 + fraction, exponent - 25) : ldexp(fraction, -24);
+    return h >> 15 ? -value : value;
+}
+static real st_value(const StTensor *t, const void *data, size_t i) {
+    float single;
+    double value;
+    uint32_t bits;
+    uint16_t half;
+    if (t->dtype[0] == 'F' && t->dtype[1] == '3') {
+        memcpy(&single, (const char *)data + 4 * i, 4);
+        return single;
+    }
+    if (t->dtype[0] == 'F' && t->dtype[1] == '6') {
+        memcpy(&value, (const char *)data + 8 * i, 8);
+        return (real)value;
+    }
+    memcpy(&half, (const char *)data + 2 * i, 2);
+    if (t->dtype[0] == 'F') return (real)half_to_double(half);
+    bits = (uint32_t)half << 16; // BF16
+    memcpy(&single, &bits, 4);
+    return single;
+}
+// Tensor `name` as parameter p lies in memory: (rows,cols) with zero padding rows. The caller frees it.
+static real *st_param(const St *st, const ParamInfo *p, const char *name) {
+    const StTensor *t = st_find(st, name);
+    check(t != NULL, EXIT_INPUT, "%s: no tensor %s", st->file.path, name);
+    uint64_t d0 = p->is_transposed ? p->cols : p->file_rows;
+    uint64_t d1 = p->is_transposed ? p->file_rows : p->cols;
+    size_t num_dims = p->is_matrix ? 2 : 1;
+    check(t->num_dims == num_dims && t->dims[0] == d0 && (num_dims == 1 || t->dims[1] == d1), EXIT_INPUT,
+          "%s: %s has shape (%" PRIu64 ",%" PRIu64 "), the model needs (%" PRIu64 ",%" PRIu64 ")",
+          st->file.path, name, t->dims[0], t->num_dims > 1 ? t->dims[1] : 1, d0, d1);
+    check(!strcmp(t->dtype, "F32") || !strcmp(t->dtype, "F64") || !strcmp(t->dtype, "F16") ||
+          !strcmp(t->dtype, "BF16"), EXIT_INPUT, "%s: %s has type %s, want F32, F64, F16 or BF16",
+          st->file.path, name, t->dtype);
+    void *data = st_bytes(st, t);
+    real *out = (real *)host_alloc(p->rows * p->cols * sizeof(real));
+    for (size_t i = 0; i < p->file_rows; i++) for (size_t j = 0; j < p->cols; j++)
+        out[i * p->cols + j] = st_value(t, data, p->is_transposed ? j * p->file_rows + i
+                                                                  : i * p->cols + j);
+    free(data);
+    return out;
+}
+
+// --- 13.2 a run's state: what train_state.safetensors holds besides m and v ---
+#define STATE(X) \
+    X(step)           /* steps done */ \
+    X(tokens)         /* tokens seen */ \
+    X(samples)        /* windows taken from the training data by all processes */ \
+    X(updates)        /* AdamW updates: steps that were not skipped */ \
+    X(skipped)        /* steps with a NaN or Inf: not applied */ \
+    X(skipped_in_row) \
+    X(train_crc)      /* of the data, to notice that it changed */ \
+    X(train_tokens)
+#define STATE_FIELD(name) uint64_t name;
+typedef struct { STATE(STATE_FIELD) } State;
+
+enum { CKPT_VERSION = 1 };
+
+typedef struct { char group; size_t bucket; int param; char name[128]; uint32_t crc; } SaveItem;
+
+// All values of a bucket on the host: group 'w' weights (the master ones), 'm' or 'v' moments.
+static void bucket_to_host(real *out, const Model *model, char group, size_t bucket) {
+    size_t start = bucket_start(&model->layout, bucket);
+    size_t count = model->layout.bucket_count[bucket_scope(&model->layout, bucket)];
+    if (group == 'w' && !has_master) values_to_host(out, model->weights + start, count);
+    else to_host(out, (group == 'w' ? model->master : group == 'm' ? model->m : model->v) + start,
+                 count * sizeof(real));
+}
+static void bucket_to_dev(Model *model, char group, size_t bucket, const real *values) {
+    size_t start = bucket_start(&model->layout, bucket);
+    size_t count = model->layout.bucket_count[bucket_scope(&model->layout, bucket)];
+    if (group == 'w') values_to_dev(model->weights + start, values, count);
+    if (group == 'w' && (!has_master || !model->is_trained)) return;
+    to_dev((group == 'w' ? model->master : group == 'm' ? model->m : model->v) + start, values,
+           count * sizeof(real));
+}
+static void param_name(char *out, size_t room, char group, const ParamInfo *p, size_t bucket) {
+    size_t count = (size_t)snprintf(out, room, "%s", group == 'w' ? "transformer." :
+                                    group == 'm' ? "m." : "v.");
+    const char *layer = strstr(p->file_name, "%zu"); // h.%zu.ln_1.weight
+    if (layer == NULL) snprintf(out + count, room - count, "%s", p->file_name);
+    else snprintf(out + count, room - count, "%.*s%zu%s", (int)(layer - p->file_name), p->file_name,
+                  bucket - 1, layer + 3);
+}
+static Text st_header(const SaveItem *items, size_t count, const Layout *y, const char *meta) {
+    Text t = { NULL, 0, 0 };
+    uint64_t offset = 0;
+    text_add(&t, "{\"__metadata__\":{\"format\":\"pt\"%s", meta);
+    for (size_t k = 0; k < count; k++) text_add(&t, ",\"crc32c.%s\":\"%08x\"", items[k].name,
+                                                items[k].crc);
+    text_add(&t, "}");
+    for (size_t k = 0; k < count; k++) {
+        const ParamInfo *p = &y->params[items[k].param];
+        size_t d0 = p->is_transposed ? p->cols : p->file_rows;
+        size_t d1 = p->is_transposed ? p->file_rows : p->cols;
+        uint64_t end = offset + p->file_rows * p->cols * sizeof(real);
+        text_add(&t, ",\"%s\":{\"dtype\":\"F%d\",\"shape\":[%zu", items[k].name, (int)sizeof(real) * 8,
+                 d0);
+        if (p->is_matrix) text_add(&t, ",%zu", d1);
+        text_add(&t, "],\"data_offsets\":[%" PRIu64 ",%" PRIu64 "]}", offset, end);
+        offset = end;
+    }
+    text_add(&t, "}");
+    while ((8 + t.count) % 8 != 0) text_add(&t, " ");
+    return t;
+}
+// Write the tensors of the groups ("w", "mv"); meta: more members of the metadata, from a comma on.
+// Returns 0, or the errno of the first failure.
+static int st_save(const char *path, const Model *model, const char *groups, const char *meta) {
+    const Layout *y = &model->layout;
+    size_t count = 0, largest = 0;
+    SaveItem *items = (SaveItem *)host_alloc(strlen(groups) * y->num_buckets * NUM_PARAMS *
+                                             sizeof(SaveItem));
+    for (const char *g = groups; *g; g++)
+        for (size_t bucket = 0; bucket < y->num_buckets; bucket++)
+            for (int i = 0; i < NUM_PARAMS; i++) {
+                if (y->params[i].scope != bucket_scope(y, bucket)) continue;
+                SaveItem *item = &items[count++];
+                item->group = *g;
+                item->bucket = bucket;
+                item->param = i;
+                param_name(item->name, sizeof item->name, *g, &y->params[i], bucket);
+                largest = max_size(largest, y->params[i].rows * y->params[i].cols);
+            }
+    size_t bucket_room = 0;
+    for (int s = 0; s < NUM_SCOPES; s++) bucket_room = max_size(bucket_room, y->bucket_count[s]);
+    real *values = (real *)host_alloc(bucket_room * sizeof(real));
+    real *turned = (real *)host_alloc(largest * sizeof(real));
+    Text header = st_header(items, count, y, meta);
+    uint64_t header_bytes = header.count;
+    OutFile f = out_open(path);
+    out_write(&f, &header_bytes, 8);
+    out_write(&f, header.at, header.count);
+    for (size_t k = 0; k < count && !f.error; k++) {
+        const ParamInfo *p = &y->params[items[k].param];
+        if (k == 0 || items[k].bucket != items[k - 1].bucket || items[k].group != items[k - 1].group)
+            bucket_to_host(values, model, items[k].group, items[k].bucket);
+        const real *from = values + p->offset;
+        if (p->is_transposed) {
+            for (size_t i = 0; i < p->rows; i++) for (size_t j = 0; j < p->cols; j++)
+                turned[j * p->rows + i] = from[i * p->cols + j];
+            from = turned;
+        }
+        size_t bytes = p->file_rows * p->cols * sizeof(real);
+        items[k].crc = crc32c(0, from, bytes);
+        out_write(&f, from, bytes);
+    }
+    free(header.at); // once more, with the CRCs that are known now: the length is the same
+    header = st_header(items, count, y, meta);
+    assert(header.count == header_bytes);
+    if (!f.error && pwrite(f.fd, header.at, header.count, 8) != (ssize_t)header.count)
+        f.error = errno ? errno : EIO;
+    free(header.at);
+    free(items);
+    free(values);
+    free(turned);
+    return out_close(&f);
+}
+
+// --- 13.3 the folder ---
+static int write_text(const char *folder, const char *name, Text *text) { // frees the text
+    char *path = text_of("%s/%s", folder, name);
+    OutFile f = out_open(path);
+    out_write(&f, text->at, text->count);
+    free(text->at);
+    free(path);
+    return out_close(&f);
+}
+static void remove_folder(const char *path) { // of files only; what cannot be removed is reported
+    DIR *dir = opendir(path);
+    for (struct dirent *e; dir != NULL && (e = readdir(dir)) != NULL; ) {
+        char *file = text_of("%s/%s", path, e->d_name);
+        if (strcmp(e->d_name, ".") && strcmp(e->d_name, "..")) unlink(file);
+        free(file);
+    }
+    if (dir != NULL) closedir(dir);
+    if (rmdir(path) != 0 && errno != ENOENT) warn("cannot remove %s: %s", path, strerror(errno));
+}
+static Text config_json(const Config *c, const Tokenizer *tokenizer) {
+    Text t = { NULL, 0, 0 };
+    text_add(&t, "{\n  \"architectures\": [\"GPT2LMHeadModel\"],\n  \"model_type\": \"gpt2\",\n"
+             "  \"activation_function\": \"gelu_new\",\n  \"layer_norm_epsilon\": 1e-05,\n"
+             "  \"n_layer\": %zu,\n  \"n_head\": %zu,\n  \"n_embd\": %zu,\n  \"n_positions\": %zu,\n"
+             "  \"n_ctx\": %zu,\n  \"vocab_size\": %zu,\n", c->L, c->NH, c->C, c->maxT, c->maxT, c->V);
+    if (tokenizer->end_of_text >= 0)
+        text_add(&t, "  \"bos_token_id\": %d,\n  \"eos_token_id\": %d,\n", tokenizer->end_of_text,
+                 tokenizer->end_of_text);
+    text_add(&t, "  \"resid_pdrop\": 0.0,\n  \"embd_pdrop\": 0.0,\n  \"attn_pdrop\": 0.0,\n"
+             "  \"tie_word_embeddings\": true,\n  \"torch_dtype\": \"float32\"\n}\n");
+    return t;
+}
+static char *ckpt_path(const char *out, uint64_t step, const char *suffix) {
+    return text_of("%s/step_%08" PRIu64 "%s", out, step, suffix);
+}
+// Steps of the checkpoints in OUT, newest first. The caller frees them.
+static uint64_t *ckpt_list(const char *out, size_t *count) {
+    uint64_t *steps = NULL;
+    DIR *dir = opendir(out);
+    *count = 0;
+    for (struct dirent *e; dir != NULL && (e = readdir(dir)) != NULL; ) {
+        uint64_t step;
+        int length = 0;
+        if (sscanf(e->d_name, "step_%" SCNu64 "%n", &step, &length) != 1 || e->d_name[length]) continue;
+        steps = (uint64_t *)host_grow(steps, (*count + 1) * sizeof *steps);
+        size_t at = (*count)++;
+        for (; at > 0 && steps[at - 1] < step; at--) steps[at] = steps[at - 1];
+        steps[at] = step;
+    }
+    if (dir != NULL) closedir(dir);
+    return steps;
+}
+// Returns 0 when the checkpoint is whole, on the disk and under its name; otherwise an errno, and the
+// folder is as it was.
+static int ckpt_save(const Model *model, const State *state, const Flags *f,
+                     const Tokenizer *tokenizer) {
+    char *folder = ckpt_path(f->out, state->step, ".tmp"), *name = ckpt_path(f->out, state->step, "");
+    char *model_file = text_of("%s/model.safetensors", folder);
+    char *state_file = text_of("%s/train_state.safetensors", folder);
+    Text meta = { NULL, 0, 0 }, values = { NULL, 0, 0 };
+    flags_add_json(&values, f);
+    text_add(&meta, ",\"version\":\"%d\",\"flags\":", CKPT_VERSION);
+    text_add_quoted(&meta, values.at);
+#define STATE_SAVE(name) text_add(&meta, ",\"" #name "\":\"%" PRIu64 "\"", state->name);
+    STATE(STATE_SAVE)
+    remove_folder(folder);
+    int error = mkdir(folder, 0777) != 0 ? errno : 0;
+    if (!error) error = st_save(model_file, model, "w", "");
+    if (!error) error = st_save(state_file, model, "mv", meta.at);
+    Text config = config_json(&model->config, tokenizer);
+    if (!error) error = write_text(folder, "config.json", &config);
+    if (!error) error = tok_save(tokenizer, folder, model->config.maxT);
+    if (!error) error = sync_folder(folder);
+    struct stat st;
+    if (!error && stat(name, &st) == 0) remove_folder(name); // the same step again, after a rollback
+    if (!error && rename(folder, name) != 0) error = errno;
+    if (!error) error = sync_folder(f->out);
+    if (error) remove_folder(folder);
+    size_t count;
+    uint64_t *steps = ckpt_list(f->out, &count);
+    for (size_t k = (size_t)f->keep; !error && k < count; k++) {
+        char *old = ckpt_path(f->out, steps[k], "");
+        remove_folder(old);
+        free(old);
+    }
+    free(steps);
+    free(folder); free(name); free(model_file); free(state_file); free(meta.at); free(values.at);
+    return error;
+}
+
+// --- 13.4 loading ---
+static void gpt_load(Model *model, const St *st, const char *groups) {
+    const Layout *y = &model->layout;
+    size_t room = 0;
+    for (int s = 0; s < NUM_SCOPES; s++) room = max_size(room, y->bucket_count[s]);
+    real *values = (real *)host_alloc(room * sizeof(real));
+    for (const char *g = groups; *g; g++) for (size_t bucket = 0; bucket < y->num_buckets; bucket++) {
+        memset(values, 0, room * sizeof(real));
+        for (int i = 0; i < NUM_PARAMS; i++) {
+            const ParamInfo *p = &y->params[i];
+            if (p->scope != bucket_scope(y, bucket)) continue;
+            char name[128];
+            param_name(name, sizeof name, *g, p, bucket);
+            real *param = st_param(st, p, *g == 'w' ? name + strlen("transformer.") : name);
+            memcpy(values + p->offset, param, p->rows * p->cols * sizeof(real));
+            free(param);
+        }
+        bucket_to_dev(model, *g, bucket, values);
+    }
+    free(values);
+}
+// A configuration from a config.json; anything but GPT-2 as we compute it is refused by name.
+static Config config_read(const char *path) {
+    size_t bytes;
+    char *text = in_read_all(path, 1 << 20, &bytes), key[128], value[128];
+    Config c;
+    memset(&c, 0, sizeof c);
+    Json j = json_open(path, text, bytes);
+    json_enter(&j, '{');
+    while (json_more(&j, '}')) {
+        json_key(&j, key, sizeof key);
+        size_t *number = !strcmp(key, "n_layer") ? &c.L : !strcmp(key, "n_head") ? &c.NH :
+                         !strcmp(key, "n_embd") ? &c.C : !strcmp(key, "n_positions") ? &c.maxT :
+                         !strcmp(key, "vocab_size") ? &c.V : NULL;
+        int is_type = !strcmp(key, "model_type"), is_gelu = !strcmp(key, "activation_function");
+        if (number != NULL) *number = (size_t)json_count(&j);
+        else if (is_type || is_gelu) {
+            json_string(&j, value, sizeof value);
+            check(!strcmp(value, is_type ? "gpt2" : "gelu_new"), EXIT_INPUT, "%s: %s is %s, only %s can be "
+                  "loaded", path, key, value, is_type ? "gpt2" : "gelu_new");
+        } else if (!strcmp(key, "layer_norm_epsilon")) {
+            double eps = json_number(&j);
+            check(fabs(eps - 1e-5) < 1e-9, EXIT_INPUT, "%s: %s is %g, only 1e-5 can be loaded", path, key,
+                  eps);
+        } else json_skip(&j);
+    }
+    free(text);
+    config_check(&c, EXIT_INPUT, path);
+    return c;
+}
+// The safetensors file of a folder, or the file itself; its configuration is beside it.
+static char *init_file(const char *path, Config *c) {
+    struct stat st;
+    int is_folder = stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+    char *file = is_folder ? text_of("%s/model.safetensors", path) : text_of("%s", path);
+    const char *slash = strrchr(file, '/');
+    char *config = text_of("%.*sconfig.json", slash ? (int)(slash - file + 1) : 0, file);
+    *c = config_read(config);
+    free(config);
+    return file;
+}
+
+typedef struct { char *folder; uint64_t step; St model, state; Config config; } Ckpt;
+
+static uint64_t ckpt_number(const Ckpt *c, const char *key) {
+    const char *text = st_meta(&c->state, key);
+    char *end = NULL;
+    uint64_t value = text ? strtoull(text, &end, 10) : 0;
+    check(text != NULL && end != text && *end == 0, EXIT_INPUT, "%s: metadata %s is %s, want a number",
+          c->state.file.path, key, text ? text : "missing");
+    return value;
+}
+// Verify everything in the checkpoint; a fault ends in check().
+static void ckpt_verify(Ckpt *c, uint64_t step) {
+    char *state_file = text_of("%s/train_state.safetensors", c->folder);
+    char *model_file = init_file(c->folder, &c->config);
+    st_open(&c->model, model_file);
+    st_open(&c->state, state_file);
+    uint64_t version = ckpt_number(c, "version");
+    check(version == CKPT_VERSION, EXIT_INPUT, "%s: version %" PRIu64 ", this program reads %d: resume "
+          "with the program that wrote it", state_file, version, CKPT_VERSION);
+    check(ckpt_number(c, "step") == step, EXIT_INPUT, "%s: step %" PRIu64 ", its folder says %" PRIu64,
+          state_file, ckpt_number(c, "step"), step);
+    check(st_meta(&c->state, "flags") != NULL, EXIT_INPUT, "%s: no flags", state_file);
+    for (int k = 0; k < 2; k++) {
+        const St *st = k ? &c->state : &c->model;
+        for (size_t i = 0; i < st->num_tensors; i++) free(st_bytes(st, &st->tensors[i]));
+    }
+}
+// The newest good checkpoint of OUT; bad ones are reported and passed over. 0 when there is none at all.
+static int ckpt_open_newest(Ckpt *c, const char *out) {
+    size_t count;
+    uint64_t *steps = ckpt_list(out, &count);
+    volatile size_t k = 0;
+    memset(c, 0, sizeof *c);
+    for (; k < count; k = k + 1) {
+        jmp_buf here;
+        c->folder = ckpt_path(out, steps[k], "");
+        c->step = steps[k];
+        die_recovers = &here;
+        if (setjmp(here) == 0) {
+            ckpt_verify(c, steps[k]);
+            die_recovers = NULL;
+            break;
+        }
+        die_recovers = NULL;
+        warn("checkpoint passed over: %s", die_message);
+        st_close(&c->model);
+        st_close(&c->state);
+    }
+    check(count == 0 || k < count, EXIT_INPUT, "%s: none of its %zu checkpoints is good; move them away "
+          "to start anew", out, count);
+    free(steps);
+    return count > 0;
+}
+
+// === 14. Cost model and log ============================================================ [shared]
+
+// FLOPs of the forward pass for one token in a sequence of T: two for each weight of a matrix, the head
+// included, and two products of the causal attention, counted once. A training step takes three times
+// as much (the backward pass makes two products for each of the forward pass).
+static double flops_per_token(const Config *c, size_t T) {
+    double L = (double)c->L, C = (double)c->C;
+    return 2 * (12 * L * C * C + (double)c->V * C) + 2 * L * C * (double)(T + 1);
+}
+// Textbook figures, for --plan and the tests (Kaplan et al. 2020; Korthikanti et al. 2022).
+static double textbook_train_flops(double parameters, double tokens) { return 6 * parameters * tokens; }
+static double textbook_days(double flops, double peak_flops, double utilisation) {
+    return flops / (peak_flops * utilisation) / 86400;
+}
+static double textbook_adam_bytes(double parameters) { return 16 * parameters; } // mixed precision
+static double textbook_layer_bytes(double T, double B, double C, double NH, int is_flash) {
+    return T * B * C * (34 + (is_flash ? 0 : 5 * NH * T / C)); // activations of a layer, 16 bit
+}
+
+static size_t num_micro_batches(const Flags *f) { // of one process in one step
+    int64_t micro = f->batch_size * f->seq_len * ranks, total = f->total_batch_tokens;
+    if (total == 0) return 1;
+    check(total % micro == 0, EXIT_USAGE, "--total_batch_tokens %" PRId64 " is no multiple of "
+          "batch_size * seq_len * processes = %" PRId64 "; nearest: %" PRId64 " or %" PRId64, total, micro,
+          total < micro ? micro : total / micro * micro, (total / micro + 1) * micro);
+    return (size_t)(total / micro);
+}
+
+static void print_plan(const Model *planned, const Flags *f) {
+    Model model = *planned;
+    BufferInfo infos[NUM_BUFFERS];
+    gpt_plan(&model, infos);
+    const Config *c = &model.config;
+    size_t total_bytes = 0, batch_tokens = num_micro_batches(f) * model.B * model.T * (size_t)ranks;
+    for (int i = 0; i < NUM_BUFFERS; i++) total_bytes += infos[i].bytes;
+    double tokens = (double)batch_tokens * (double)f->steps, flops = 3 * flops_per_token(c, model.T);
+    double parameters = (double)model.layout.num_parameters, peak = dev_peak_flops() * ranks;
+    Text t = { NULL, 0, 0 };
+    text_add(&t, "{\"parameters\":%zu,\"flops_per_token\":%.17g,\"tokens\":%.17g,\"flops\":%.17g,"
+             "\"peak_flops\":%.6g,\"bytes\":%zu,\"buffers\":{", model.layout.num_parameters, flops, tokens,
+             flops * tokens, peak, total_bytes);
+    for (int i = 0; i < NUM_BUFFERS; i++)
+        text_add(&t, "%s\"%s\":%zu", i ? "," : "", infos[i].what, infos[i].bytes);
+    text_add(&t, "}}\n");
+    if (f->json) { printf("%s", t.at); free(t.at); return; }
+    free(t.at);
+    printf("model       %zu parameters: %zu layers, %zu heads, %zu channels, vocabulary %zu (padded to "
+           "%zu), up to %zu positions\n", model.layout.num_parameters, c->L, c->NH, c->C, c->V, c->Vp,
+           c->maxT);
+    printf("step        %zu tokens: %zu micro-batches of %zu x %zu on %d processes; %.4g FLOPs\n",
+           batch_tokens, num_micro_batches(f), model.B, model.T, ranks, flops * (double)batch_tokens);
+    printf("run         %" PRId64 " steps, %.4g tokens, %.4g FLOPs (6 N D says %.4g); at this machine's "
+           "%.4g FLOP/s and 50 %%: %.3g days\n", f->steps, tokens, flops * tokens,
+           textbook_train_flops(parameters, tokens), peak, textbook_days(flops * tokens, peak, 0.5));
+    for (int i = 0; i < NUM_BUFFERS; i++)
+        printf("memory      %12zu bytes  %s\n", infos[i].bytes, infos[i].what);
+    printf("memory      %12zu bytes  in all, of %zu free\n", total_bytes, dev_bytes_free());
+    for (int i = 0; i < NUM_ACTS; i++)
+        printf("activation  %12zu bytes  %zu x %s\n", model.act_infos[i].copies * model.act_infos[i].bytes,
+               model.act_infos[i].copies, model.act_infos[i].name);
+    printf("textbook    16 bytes a parameter for mixed-precision Adam: %.4g; 16-bit activations of a "
+           "layer: %.4g\n", textbook_adam_bytes(parameters),
+           textbook_layer_bytes((double)model.T, (double)model.B, (double)c->C, (double)c->NH, 1));
+}
+
+// --- 14.1 where the time goes ---
+#define PHASES(X) X(input) X(forward) X(backward) X(update) X(validation) X(sampling) X(checkpoint)
+#define PHASE_ENUM(name) PHASE_##name,
+#define PHASE_NAME(name) #name,
+enum { PHASES(PHASE_ENUM) NUM_PHASES };
+static const char *const phase_names[NUM_PHASES] = { PHASES(PHASE_NAME) };
+
+typedef struct { double ms[NUM_PHASES], at; } Clock; // at: when the last phase ended
+static void clock_start(Clock *clock) { clock->at = now_ms(); }
+static void clock_lap(Clock *clock, int phase) { // the time since the last call belongs to this phase
+    dev_sync();
+    double now = now_ms();
+    clock->ms[phase] += now - clock->at;
+    clock->at = now;
+}
+
+// --- 14.2 log: one JSON object a line ---
+typedef struct { FILE *file; char *path; int has_failed; } Log;
+
+static void log_line(Log *log, Text *line) { // frees the line
+    if (log->file != NULL && (fprintf(log->file, "%s\n", line->at) < 0 || fflush(log->file) != 0) &&
+        !log->has_failed) {
+        warn("%s: %s; the training goes on without its log", log->path, strerror(errno));
+        log->has_failed = 1;
+    }
+    free(line->at);
+}
+static void log_number(Text *t, const char *name, double value) { // JSON knows no NaN
+    if (isfinite(value)) text_add(t, ",\"%s\":%.9g", name, value);
+    else text_add(t, ",\"%s\":null", name);
+}
+
+// === 15. Training loop ================================================================= [shared]
+
+typedef struct {
+    Flags flags;
+    Tokenizer tokenizer;
+    Model model;
+    Data train, val;
+    int has_val;
+    State state;
+    Log log;
+    Clock clock;
+    int32_t *window, *batch;  // (T+1); tokens and targets (2,B,T) on the host
+    double peak_flops, last_print_ms, loss, norm;
+    int save_failures, lock;
+    uint64_t saved_step;      // the newest checkpoint of this run; UINT64_MAX: none yet
+} Run;
+
+// Stopping: the first SIGINT, SIGTERM or SIGUSR1 ends the run after the step, with a checkpoint; a
+// second one ends it at once. SIGUSR2 saves and goes on.
+static volatile sig_atomic_t stop_signal = 0, save_signal = 0;
+static void on_signal(int number) {
+    if (number == SIGUSR2) { save_signal = 1; return; }
+    if (stop_signal && number != SIGUSR1) _exit(128 + number);
+    stop_signal = number;
+}
+static void signals_install(void) {
+    struct sigaction action;
+    memset(&action, 0, sizeof action);
+    action.sa_handler = on_signal;
+    action.sa_flags = SA_RESTART;
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+    sigaction(SIGUSR1, &action, NULL);
+    sigaction(SIGUSR2, &action, NULL);
+    signal(SIGPIPE, SIG_IGN); // a closed pipe is a write error, not the end
+}
+
+// --- 15.1 loss on held-out data ---
+typedef struct { double loss, bits_per_byte; uint64_t tokens; } Evaluation;
+
+// Mean loss over the first max_samples windows (0: all), and the same in bits per byte of text.
+static Evaluation evaluate(Run *run, Data *d, uint64_t max_samples) {
+    Model *model = &run->model;
+    size_t B = model->B, T = d->T;
+    uint64_t samples = max_samples > 0 && max_samples < d->num_windows ? max_samples : d->num_windows;
+    double sum = 0, bytes = 0;
+    for (uint64_t first = 0; first < samples; first += B) {
+        size_t count = (size_t)(samples - first < B ? samples - first : B);
+        data_batch(d, first, count, run->batch, run->window);
+        to_dev(model->tokens, run->batch, 2 * count * T * sizeof(int32_t));
+        gpt_forward(model, model->tokens, count, T);
+        sum += gpt_head(model, model->tokens + count * T, count * T, 0, 0);
+        for (size_t i = 0; i < count * T; i++) {
+            size_t length;
+            tok_bytes(&run->tokenizer, (uint32_t)run->batch[count * T + i], &length);
+            bytes += (double)length;
+        }
+    }
+    Evaluation e = { sum / (double)(samples * T), sum / M_LN2 / bytes, samples * T };
+    return e;
+}
+
+// --- 15.2 one step ---
+// The micro-batches of one step, the gradients of their mean loss, the update. Process r takes the
+// micro-batches r * n .. r * n + n - 1 of the step's n * ranks.
+static void train_step(Run *run) {
+    Model *model = &run->model;
+    State *state = &run->state;
+    const Flags *f = &run->flags;
+    size_t B = model->B, T = model->T, n = num_micro_batches(f), all = n * (size_t)ranks;
+    double sum = 0;
+    for (size_t i = 0; i < n; i++) {
+        data_batch(&run->train, state->samples + ((size_t)rank * n + i) * B, B, run->batch, run->window);
+        to_dev(model->tokens, run->batch, 2 * B * T * sizeof(int32_t));
+        clock_lap(&run->clock, PHASE_input);
+        gpt_forward(model, model->tokens, B, T);
+        sum += gpt_head(model, model->tokens + B * T, B * T, (real)(1.0 / (double)(all * B * T)), i > 0);
+        clock_lap(&run->clock, PHASE_forward);
+        gpt_backward(model, model->tokens, B, T, i > 0);
+        clock_lap(&run->clock, PHASE_backward);
+    }
+    run->loss = sum / (double)(all * B * T);
+    run->norm = gpt_grad_norm(model);
+    if (isfinite(run->loss) && isfinite(run->norm)) {
+        gpt_update(model, f, lr_at(f, state->step), run->norm, ++state->updates);
+        state->skipped_in_row = 0;
+    } else {
+        state->skipped++;
+        state->skipped_in_row++;
+        warn("step %" PRIu64 ": loss %g, gradient norm %g: skipped", state->step + 1, run->loss,
+             run->norm);
+    }
+    state->step++;
+    state->samples += all * B;
+    state->tokens += all * B * T;
+    clock_lap(&run->clock, PHASE_update);
+}
+
+// --- 15.3 what a run tells ---
+static void print_line(Run *run, const char *text, int is_progress) {
+    int is_terminal = isatty(STDERR_FILENO);
+    if (is_progress && !is_terminal && now_ms() - run->last_print_ms < 10000 && run->state.step > 1)
+        return;
+    run->last_print_ms = now_ms();
+    fprintf(stderr, is_terminal ? "\r%s\x1b[K%s" : "%s%s", text, is_progress && is_terminal ? "" : "\n");
+}
+static void report_step(Run *run, double ms) {
+    const Flags *f = &run->flags;
+    const State *state = &run->state;
+    double tokens = (double)(num_micro_batches(f) * run->model.B * run->model.T * (size_t)ranks);
+    double tok_per_s = tokens / ms * 1e3, left_s = ((double)f->steps - (double)state->step) * ms / 1e3;
+    double lr = lr_at(f, state->step - 1);
+    double mfu = 3 * flops_per_token(&run->model.config, run->model.T) * tok_per_s / run->peak_flops;
+    char *line = text_of("step %" PRIu64 "/%" PRId64 " | loss %.4f | norm %.3f | lr %.2e | %.1f ms | %.0f "
+                         "tok/s | %.0f%% of peak | %.0f:%02.0f left", state->step, f->steps, run->loss,
+                         run->norm, lr, ms, tok_per_s, 100 * mfu, floor(left_s / 60), fmod(left_s, 60));
+    print_line(run, line, 1);
+    free(line);
+    Text t = { NULL, 0, 0 };
+    text_add(&t, "{\"step\":%" PRIu64, state->step);
+    log_number(&t, "loss", run->loss);
+    log_number(&t, "grad_norm", run->norm);
+    log_number(&t, "lr", lr);
+    text_add(&t, ",\"tokens\":%" PRIu64 ",\"skipped\":%" PRIu64, state->tokens, state->skipped);
+    log_number(&t, "ms", ms);
+    log_number(&t, "tok_per_s", tok_per_s);
+    log_number(&t, "mfu", mfu);
+    for (int i = 0; i < NUM_PHASES; i++) {
+        char *name = text_of("%s_ms", phase_names[i]);
+        log_number(&t, name, run->clock.ms[i]);
+        run->clock.ms[i] = 0;
+        free(name);
+    }
+    text_add(&t, "}");
+    log_line(&run->log, &t);
+}
+static void report_validation(Run *run) {
+    if (!run->has_val) return;
+    Evaluation e = evaluate(run, &run->val, (uint64_t)run->flags.val_batches * run->model.B);
+    char *line = text_of("step %" PRIu64 " | validation loss %.4f | %.4f bits per byte", run->state.step,
+                         e.loss, e.bits_per_byte);
+    print_line(run, line, 0);
+    free(line);
+    Text t = { NULL, 0, 0 };
+    text_add(&t, "{\"step\":%" PRIu64, run->state.step);
+    log_number(&t, "val_loss", e.loss);
+    log_number(&t, "bits_per_byte", e.bits_per_byte);
+    text_add(&t, ",\"val_tokens\":%" PRIu64 "}", e.tokens);
+    log_line(&run->log, &t);
+    clock_lap(&run->clock, PHASE_validation);
+}
+// A checkpoint that fails is no reason to lose the run: three in a row are.
+static void run_save(Run *run) {
+    if (run->saved_step == run->state.step) return;
+    int error = ckpt_save(&run->model, &run->state, &run->flags, &run->tokenizer);
+    clock_lap(&run->clock, PHASE_checkpoint);
+    run->save_failures = error ? run->save_failures + 1 : 0;
+    if (error) warn("step %" PRIu64 ": checkpoint failed: %s; earlier ones are kept", run->state.step,
+                    strerror(error));
+    else run->saved_step = run->state.step;
+    check(run->save_failures < 3, EXIT_IO, "%s: three checkpoints in a row failed: %s", run->flags.out,
+          strerror(error));
+}
+static int is_due(int64_t every, uint64_t step, int is_last) {
+    return every > 0 && (is_last || step % (uint64_t)every == 0);
+}
+
+// Returns the exit code.
+static int train(Run *run) {
+    const Flags *f = &run->flags;
+    State *state = &run->state;
+    signals_install();
+    clock_start(&run->clock);
+    if (state->step >= (uint64_t)f->steps)
+        fprintf(stderr, "nothing to do: step %" PRIu64 " of %" PRId64 " is done\n", state->step, f->steps);
+    while (state->step < (uint64_t)f->steps && !stop_signal) {
+        double start = now_ms();
+        train_step(run);
+        report_step(run, now_ms() - start);
+        if (state->skipped_in_row >= (uint64_t)f->skip_nonfinite) break;
+        int is_last = state->step == (uint64_t)f->steps;
+        if (is_last || save_signal || is_due(f->save_every, state->step, 0)) {
+            save_signal = 0;
+            run_save(run);
+        }
+        if (is_due(f->val_every, state->step, is_last)) report_validation(run);
+        if (is_due(f->sample_every, state->step, is_last)) {
+            gpt_sample(&run->model, &run->tokenizer, f, f->prompt, (size_t)f->sample_tokens, state->step,
+                       stdout);
+            clock_lap(&run->clock, PHASE_sampling);
+        }
+    }
+    check(state->skipped_in_row < (uint64_t)f->skip_nonfinite, EXIT_NUMERICS, "%" PRIu64 " steps in a row "
+          "with a NaN or Inf; the last checkpoint is good: lower --lr, or look at the data",
+          state->skipped_in_row);
+    if (stop_signal) {
+        run_save(run);
+        fprintf(stderr, "\nstopped, saved step %" PRIu64 "; go on with --resume\n", state->step);
+        return stop_signal == SIGUSR1 ? 0 : 128 + stop_signal;
+    }
+    check(run->saved_step == state->step, EXIT_IO, "%s: the last checkpoint could not be written", f->out);
+    fprintf(stderr, "next: ./train_gpt --sample \"...\" --out %s\n", f->out);
+    return 0;
+}
+
+// --- 15.4 setting up ---
+static void make_folders(const char *path) { // mkdir -p
+    char *copy = text_of("%s", path);
+    for (char *c = copy + 1; ; c++) {
+        if (*c != '/' && *c != 0) continue;
+        char was = *c;
+        *c = 0;
+        check(mkdir(copy, 0777) == 0 || errno == EEXIST, EXIT_IO, "--out %s: cannot make %s: %s", path,
+              copy, strerror(errno));
+        if ((*c = was) == 0) break;
+    }
+    free(copy);
+}
+// The output folder is made, locked against a second run, and written to once, before any work.
+static void out_claim(Run *run) {
+    const char *out = run->flags.out;
+    make_folders(out);
+    char *lock = text_of("%s/run.lock", out), *probe = text_of("%s/probe.tmp", out);
+    OutFile f = out_open(probe);
+    out_write(&f, "probe", 5);
+    int error = out_close(&f);
+    unlink(probe);
+    check(!error, EXIT_IO, "--out %s: cannot write there: %s", out, strerror(error));
+    run->lock = open(lock, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    check(run->lock >= 0 && flock(run->lock, LOCK_EX | LOCK_NB) == 0, EXIT_IO, "--out %s: another run is "
+          "using it (%s); choose another --out", out, lock);
+    DIR *dir = opendir(out);
+    for (struct dirent *e; dir != NULL && (e = readdir(dir)) != NULL; ) {
+        size_t length = strlen(e->d_name);
+        if (strncmp(e->d_name, "step_", 5) || length < 4 || strcmp(e->d_name + length - 4, ".tmp"))
+            continue;
+        char *left = text_of("%s/%s", out, e->d_name); // a run was killed while it saved
+        remove_folder(left);
+        free(left);
+    }
+    if (dir != NULL) closedir(dir);
+    free(lock);
+    free(probe);
+}
+
+// --model's shapes; a flag that is given by itself wins.
+static void flags_apply_model(Flags *f) {
+    static const struct { const char *name; int64_t layers, heads, channels, max_seq_len; } presets[] = {
+        { "d6", 6, 6, 384, 1024 }, { "d12", 12, 12, 768, 1024 }, { "d24", 24, 16, 1024, 1024 },
+        { "d36", 36, 20, 1280, 1024 }, { "d48", 48, 25, 1600, 1024 },
+        // Brown et al. 2020, table 2.1; two rows have 24 and two 32 layers, told apart by channels
+        { "gpt3:d12", 12, 12, 768, 2048 }, { "gpt3:d24", 24, 16, 1024, 2048 },
+        { "gpt3:d24w", 24, 16, 1536, 2048 }, { "gpt3:d24xl", 24, 24, 2048, 2048 },
+        { "gpt3:d32", 32, 32, 2560, 2048 }, { "gpt3:d32w", 32, 32, 4096, 2048 },
+        { "gpt3:d40", 40, 40, 5120, 2048 }, { "gpt3:d96", 96, 96, 12288, 2048 } };
+    if (!*f->model) return;
+    for (size_t i = 0; i < sizeof presets / sizeof *presets; i++) {
+        if (strcmp(presets[i].name, f->model)) continue;
+        if (!f->given[F_layers]) f->layers = presets[i].layers;
+        if (!f->given[F_heads]) f->heads = presets[i].heads;
+        if (!f->given[F_channels]) f->channels = presets[i].channels;
+        if (!f->given[F_max_seq_len]) f->max_seq_len = presets[i].max_seq_len;
+        if (!f->given[F_vocab_size]) f->vocab_size = 50257;
+        return;
+    }
+    die(EXIT_USAGE, "--model %s is not known; d6 d12 d24 d36 d48, gpt3:d12 d24 d24w d24xl d32 d32w d40 "
+        "d96, or --layers --heads --channels", f->model);
+}
+static Config config_of_flags(const Flags *f, const Tokenizer *tokenizer) {
+    Config c;
+    memset(&c, 0, sizeof c);
+    c.L = (size_t)f->layers;
+    c.NH = (size_t)f->heads;
+    c.C = (size_t)f->channels;
+    c.maxT = (size_t)(f->max_seq_len ? f->max_seq_len : f->seq_len);
+    c.V = (size_t)(f->vocab_size ? f->vocab_size : (int64_t)tokenizer->vocab_size);
+    config_check(&c, EXIT_USAGE, "flags");
+    return c;
+}
+// Flags that contradict the model of a file are refused by name.
+static void flags_check_config(const Flags *f, const Config *c, const char *source) {
+    const int flags[] = { F_layers, F_heads, F_channels, F_max_seq_len, F_vocab_size };
+    const size_t values[] = { c->L, c->NH, c->C, c->maxT, c->V };
+    for (int i = 0; i < 5; i++) {
+        int64_t value = *flag_int(f, flags[i]);
+        check(!f->given[flags[i]] || value == (int64_t)values[i], EXIT_USAGE, "--%s %" PRId64 ": %s has "
+              "%zu", flag_infos[flags[i]].name, value, source, values[i]);
+    }
+}
+static void data_setup(Run *run) {
+    const Flags *f = &run->flags;
+    size_t V = run->model.config.V, T = run->model.T;
+    if (*f->train) {
+        run->train = data_open(f->train, &run->tokenizer, V);
+        uint64_t count = run->train.count, held = 0;
+        if (!*f->val && f->val_fraction > 0) {
+            held = (uint64_t)((double)count * f->val_fraction);
+            run->val = run->train;
+            data_cut(&run->val, count - held, held, T, "validation (--val_fraction of --train)");
+            run->has_val = 1;
+        }
+        data_cut(&run->train, 0, count - held, T, "training");
+        run->train.is_shuffled = 1;
+        run->train.seed = (uint64_t)f->seed;
+    }
+    if (*f->val) {
+        run->val = data_open(f->val, &run->tokenizer, V);
+        data_cut(&run->val, 0, run->val.count, T, "validation");
+        run->has_val = 1;
+    }
+    run->window = (int32_t *)host_alloc((T + 1) * sizeof(int32_t));
+    run->batch = (int32_t *)host_alloc(2 * run->model.B * T * sizeof(int32_t));
+}
+static void log_open(Run *run) {
+    const Flags *f = &run->flags;
+    run->log.path = *f->log ? text_of("%s", f->log) : text_of("%s/log.jsonl", f->out);
+    run->log.file = fopen(run->log.path, run->state.step > 0 ? "a" : "w");
+    check(run->log.file != NULL, EXIT_IO, "--log %s: %s", run->log.path, strerror(errno));
+    char host[256] = "unknown";
+    gethostname(host, sizeof host - 1);
+    Text t = { NULL, 0, 0 };
+    text_add(&t, "{\"version\":%d,\"git\":\"%s\",\"compiler\":", CKPT_VERSION, GIT_HASH);
+    text_add_quoted(&t, __VERSION__);
+    text_add(&t, ",\"precision\":\"%s\",\"host\":", PRECISION_NAME);
+    text_add_quoted(&t, host);
+    text_add(&t, ",\"threads\":%d,\"ranks\":%d,\"parameters\":%zu,\"bytes\":%zu,\"peak_flops\":%.6g,"
+             "\"train_tokens\":%" PRIu64 ",\"train_crc\":\"%08x\",\"val_crc\":\"%08x\",\"step\":%" PRIu64
+             ",\"flags\":", omp_get_max_threads(), ranks, run->model.layout.num_parameters, dev_bytes,
+             run->peak_flops, run->train.count, run->train.crc, run->val.crc, run->state.step);
+    flags_add_json(&t, f);
+    text_add(&t, "}");
+    log_line(&run->log, &t);
+}
+// What the newest checkpoint holds, into the model and, for training, into the state.
+static void run_load(Run *run, Ckpt *ckpt, int is_training) {
+    gpt_load(&run->model, &ckpt->model, "w");
+    if (is_training) {
+        State now = run->state;
+        gpt_load(&run->model, &ckpt->state, "mv");
+#define STATE_LOAD(name) run->state.name = ckpt_number(ckpt, #name);
+        STATE(STATE_LOAD)
+        int is_same = now.train_crc == run->state.train_crc && now.train_tokens == run->state.train_tokens;
+        check(is_same || run->flags.allow_data_change, EXIT_INPUT, "the training data changed since %s: "
+              "%" PRIu64 " tokens with CRC %08" PRIx64 ", now %" PRIu64 " with %08" PRIx64 "; "
+              "--allow_data_change goes on all the same", ckpt->folder, run->state.train_tokens,
+              run->state.train_crc, now.train_tokens, now.train_crc);
+        run->state.train_crc = now.train_crc;
+        run->state.train_tokens = now.train_tokens;
+        run->saved_step = run->state.step;
+        fprintf(stderr, "resumed at step %" PRIu64 " from %s\n", run->state.step, ckpt->folder);
+    }
+    st_close(&ckpt->model);
+    st_close(&ckpt->state);
+}
+// Memory that does not fit is found before it is touched, and with it the batch that would fit.
+static void memory_check(const Model *model) {
+    size_t free_bytes = dev_bytes_free();
+    for (size_t B = model->B; ; B /= 2) {
+        Model smaller = *model;
+        smaller.B = B;
+        BufferInfo infos[NUM_BUFFERS];
+        gpt_plan(&smaller, infos);
+        size_t bytes = 0;
+        for (int i = 0; i < NUM_BUFFERS; i++) bytes += infos[i].bytes;
+        int fits = free_bytes == 0 || bytes <= free_bytes;
+        if (fits && B == model->B) return;
+        check(!fits, EXIT_INTERNAL, "out of memory: --batch_size %zu needs more than the %zu bytes that "
+              "are free; --batch_size %zu takes %zu, and --recompute 3 less", model->B, free_bytes, B,
+              bytes);
+        check(B > 1, EXIT_INTERNAL, "out of memory: even --batch_size 1 takes %zu bytes, %zu are free; "
+              "raise --recompute or choose a smaller model", bytes, free_bytes);
+    }
+}
+static void run_banner(const Run *run) {
+    const Model *model = &run->model;
+    const Config *c = &model->config;
+    fprintf(stderr, "model     %zu parameters: %zu layers, %zu heads, %zu channels, vocabulary %zu\n",
+            model->layout.num_parameters, c->L, c->NH, c->C, c->V);
+    fprintf(stderr, "data      %" PRIu64 " tokens from %s%s%s, an epoch is %" PRIu64 " windows of %zu\n",
+            run->train.count, run->flags.train, run->has_val ? ", held out: " : "",
+            !run->has_val ? "" : *run->flags.val ? run->flags.val : "its end", run->train.num_windows,
+            model->T);
+    fprintf(stderr, "memory    %.1f MB\n", 1e-6 * (double)dev_bytes);
+    fprintf(stderr, "machine   %d threads, peak %.0f GFLOP/s, %s\n", omp_get_max_threads(),
+            1e-9 * run->peak_flops, PRECISION_NAME);
+}
+
+// The model's shape: from the checkpoint, from --init, or from flags. Returns 1 for a checkpoint.
+static int run_choose_model(Run *run, int is_training, Ckpt *ckpt, St *init) {
+    Flags *f = &run->flags;
+    Config *c = &run->model.config;
+    int has_ckpt = !f->plan && !*f->init && ckpt_open_newest(ckpt, f->out);
+    check(has_ckpt || !f->resume, EXIT_INPUT, "--resume: no checkpoint in %s", f->out);
+    check(!has_ckpt || f->resume || !is_training, EXIT_USAGE, "%s is there already: go on with --resume, "
+          "or choose another --out", ckpt->folder);
+    check(has_ckpt || f->plan || is_training || *f->init, EXIT_INPUT, "no checkpoint in %s: name a run's "
+          "folder with --out, or a model with --init", f->out);
+    if (has_ckpt) {
+        const char *saved = st_meta(&ckpt->state, "flags");
+        flags_merge_saved(f, json_open(ckpt->state.file.path, saved, strlen(saved)));
+    } else flags_apply_model(f);
+    run->tokenizer = tok_load(f->tokenizer);
+    if (has_ckpt) *c = ckpt->config;
+    else if (*f->init) {
+        char *path = init_file(f->init, c);
+        flags_check_config(f, c, path);
+        st_open(init, path);
+        if (!f->given[F_seq_len]) f->seq_len = (int64_t)min_size((size_t)f->seq_len, c->maxT);
+    } else *c = config_of_flags(f, &run->tokenizer);
+    check((size_t)f->seq_len <= c->maxT, EXIT_USAGE, "--seq_len %" PRId64 ": the model has %zu positions "
+          "(--max_seq_len)", f->seq_len, c->maxT);
+    check(run->tokenizer.vocab_size <= c->V, EXIT_INPUT, "tokenizer %s has %zu tokens, the model's "
+          "vocab_size is %zu", run->tokenizer.name, (size_t)run->tokenizer.vocab_size, c->V);
+    int64_t tokens;
+    check(!__builtin_mul_overflow(f->batch_size, f->seq_len, &tokens) && tokens <= INT32_MAX, EXIT_USAGE,
+          "--batch_size %" PRId64 " times --seq_len %" PRId64 " is over 2^31 tokens", f->batch_size,
+          f->seq_len);
+    num_micro_batches(f);
+    return has_ckpt;
+}
+// From flags to a run that is ready: everything that can be refused is refused here.
+static void run_open(Run *run, const Flags *given) {
+    run->flags = *given;
+    run->saved_step = UINT64_MAX;
+    Flags *f = &run->flags;
+    Model *model = &run->model;
+    int is_training = !f->plan && !f->eval && !f->given[F_sample];
+    check(!is_training || *f->train || f->resume, EXIT_USAGE, "--train FILE is needed: a text file, or "
+          "token shards (--help lists all flags)");
+    if (is_training) out_claim(run);
+    Ckpt ckpt;
+    St init;
+    memset(&ckpt, 0, sizeof ckpt);
+    memset(&init, 0, sizeof init);
+    int has_ckpt = run_choose_model(run, is_training, &ckpt, &init);
+    model->B = f->given[F_sample] ? 1 : (size_t)f->batch_size;
+    model->T = (size_t)f->seq_len;
+    model->recompute = (int)f->recompute;
+    model->is_trained = is_training || f->plan;
+    model->cache_T = f->given[F_sample] || f->sample_every > 0 ? model->config.maxT : 0;
+    if (f->plan) return;
+    check(!f->eval || *f->val || *f->train, EXIT_USAGE, "--eval needs --val FILE");
+    if (!f->given[F_sample]) data_setup(run);
+    run->state.train_crc = run->train.crc;
+    run->state.train_tokens = run->train.count;
+    memory_check(model);
+    gpt_alloc(model);
+    if (has_ckpt) run_load(run, &ckpt, is_training);
+    else if (*f->init) gpt_load(model, &init, "w");
+    else gpt_init_weights(model, (uint64_t)f->seed);
+    if (*f->init) st_close(&init);
+    if (!is_training) return;
+    run->peak_flops = dev_peak_flops() * ranks;
+    log_open(run);
+    run_banner(run);
+}
+
+// === 16. main ========================================================================== [shared]
+
+#ifndef GPT_NO_MAIN
+int main(int argc, char **argv) {
+    comm_init();
+    Flags flags = flags_parse(argc, argv);
+    static Run run;
+    int code = 0;
+    run_open(&run, &flags);
+    const Flags *f = &run.flags;
+    if (f->plan) print_plan(&run.model, f);
+    else if (f->given[F_sample])
+        gpt_sample(&run.model, &run.tokenizer, f, f->sample, (size_t)f->sample_tokens, 0, stdout);
+    else if (f->eval) {
+        Evaluation e = evaluate(&run, &run.val, (uint64_t)(f->val_batches * f->batch_size));
+        printf("{\"val_loss\":%.9g,\"bits_per_byte\":%.9g,\"tokens\":%" PRIu64 "}\n", e.loss,
+               e.bits_per_byte, e.tokens);
+    } else code = train(&run);
+    check(fflush(stdout) == 0 && !ferror(stdout), EXIT_IO, "cannot write to standard output: %s",
+          strerror(errno));
+    return code;
+}
+#endif
