@@ -1,4 +1,5 @@
-// test_gpt.c: tests of the trainer, from its ops to the whole model. It includes the program it tests.
+// test_gpt.c: tests of the trainer, from its ops to the whole model. It includes the program it
+// tests.
 //   make test            builds it in fp32 and in fp64 and runs both, then dev/test/*.sh
 //   ./build/test_gpt attention      runs the tests with "attention" in their name
 // A test is a claim. To add one, write a function and add its name to TESTS; see it fail once.
@@ -10,12 +11,13 @@
 static int failures = 0;
 static const char *skip_reason = NULL;
 #define expect(cond, ...) do { if (!(cond)) { \
-    printf("  %s:%d: ", __FILE__, __LINE__); printf(__VA_ARGS__); printf("\n"); failures++; } } while (0)
+    printf("  %s:%d: ", __FILE__, __LINE__); printf(__VA_ARGS__); printf("\n"); failures++;
+} } while (0) enum { is_fp64 = sizeof(real) == 8 };
+// half an ulp of 1
+static const double unit = is_fp64 ? 1.1102230246251565e-16 : 5.9604644775390625e-8;
 
-enum { is_fp64 = sizeof(real) == 8 };
-static const double unit = is_fp64 ? 1.1102230246251565e-16 : 5.9604644775390625e-8; // half an ulp of 1
-
-static double random_at(uint64_t seed, size_t i) { return 2 * hash_uniform(seed, i) - 1; } // [-1, 1)
+// [-1, 1)
+static double random_at(uint64_t seed, size_t i) { return 2 * hash_uniform(seed, i) - 1; }
 static void fill(floatX *x, size_t count, uint64_t seed, double scale, double offset) {
     for (size_t i = 0; i < count; i++) x[i] = fX((real)(offset + scale * random_at(seed, i)));
 }
@@ -60,10 +62,12 @@ static Config config_of(size_t L, size_t NH, size_t C, size_t maxT, size_t V) {
     Config c = { L, NH, C, maxT, V, 0 };
     return c;
 }
-// Weights that exercise everything: no zero bias, layernorm weights around 1, attention not uniform.
+// Weights that exercise everything: no zero bias, layernorm weights around 1, attention not
+// uniform.
 static void model_perturb(Model *m, uint64_t seed) {
     gpt_init_weights(m, seed);
-    for (size_t bucket = 0; bucket < m->layout.num_buckets; bucket++) for (int i = 0; i < NUM_PARAMS; i++) {
+    for (size_t bucket = 0; bucket < m->layout.num_buckets; bucket++) for (int i = 0;
+        i < NUM_PARAMS; i++) {
         const ParamInfo *p = &m->layout.params[i];
         if (p->scope != bucket_scope(&m->layout, bucket)) continue;
         fill(m->weights + bucket_start(&m->layout, bucket) + p->offset, p->file_rows * p->cols,
@@ -112,7 +116,8 @@ static void test_gelu_matches_its_tanh_form(void) {
         double want = x / 2 * (1 + tanh(u)), got = (double)gelu((real)x);
         double slope = (1 + tanh(u)) / 2 + x / 2 * (1 - tanh(u) * tanh(u)) * sqrt(2 / M_PI) *
                        (1 + 3 * 0.044715 * x * x);
-        expect(fabs(got - want) <= 16 * unit * fmax(1, fabs(x)), "gelu(%g) is %g, not %g", x, got, want);
+        expect(fabs(got - want) <= 16 * unit * fmax(1, fabs(x)), "gelu(%g) is %g, not %g", x, got,
+               want);
         double d = fabs((double)gelu_slope((real)x) - slope);
         expect(d <= 128 * unit, "gelu'(%g) is off by %g", x, d);
     }
@@ -142,32 +147,37 @@ static void test_layernorm_forward_by_hand(void) {
     expect(fabs((double)(rstd[0] - r)) < 4 * unit, "rstd %g", (double)rstd[0]);
     free(out);
 }
-static void matmul_case(size_t N, size_t C, size_t OC, int has_bias, int has_gelu, int has_residual) {
+static void matmul_case(size_t N, size_t C, size_t OC, int has_bias, int has_gelu,
+    int has_residual) {
     floatX *inp = make(N * C, 1, 1, 0), *w = make(OC * C, 2, 1, 0), *bias = make(OC, 3, 1, 0);
     floatX *residual = make(N * OC, 4, 1, 0), *out = make_nan(N * OC), *pre = make_nan(N * OC);
     double *want = (double *)host_alloc(N * OC * sizeof(double));
     double *want_pre = (double *)host_alloc(N * OC * sizeof(double));
     for (size_t n = 0; n < N; n++) for (size_t o = 0; o < OC; o++) {
         double sum = has_bias ? f32(bias[o]) : 0;
-        for (size_t i = 0; i < C; i++) sum += (double)f32(inp[n * C + i]) * (double)f32(w[o * C + i]);
+        for (size_t i = 0; i < C; i++) sum += (double)f32(inp[n * C + i]) * (double)f32(w[o * C
+            + i]);
         want_pre[n * OC + o] = sum;
-        if (has_gelu) sum = sum / (1 + exp(-1.5957691216057308 * (sum + 0.044715 * sum * sum * sum)));
+        if (has_gelu) sum = sum / (1 + exp(-1.5957691216057308 * (sum
+                                   + 0.044715 * sum * sum * sum)));
         want[n * OC + o] = sum + (has_residual ? f32(residual[n * OC + o]) : 0);
     }
     matmul_forward(out, has_gelu ? pre : NULL, inp, w, has_bias ? bias : NULL,
                    has_residual ? residual : NULL, N, C, OC);
     double *got = as_double(out, N * OC), *got_pre = as_double(pre, N * OC);
     double bar = unit * (4 * sqrt((double)C) + 16); // entries are of size sqrt(C)
-    double error = difference(want, got, N * OC, sqrt((double)C)), error_pre = difference(want_pre, got_pre, N * OC, sqrt((double)C));
+    double error = difference(want, got, N * OC, sqrt((double)C)), error_pre = difference(want_pre,
+        got_pre, N * OC, sqrt((double)C));
     expect(error <= bar, "N %zu C %zu OC %zu: error %g, bar %g", N, C, OC, error, bar);
-    expect(!has_gelu || error_pre <= bar, "N %zu C %zu OC %zu: pre_gelu %g, bar %g", N, C, OC, error_pre,
-           bar);
+    expect(!has_gelu || error_pre <= bar, "N %zu C %zu OC %zu: pre_gelu %g, bar %g", N, C, OC,
+           error_pre, bar);
     floatX *row = make_nan(OC), *row_pre = make_nan(OC); // one row alone must have the same bits
     matmul_forward(row, has_gelu ? row_pre : NULL, inp + (N - 1) * C, w, has_bias ? bias : NULL,
                    has_residual ? residual + (N - 1) * OC : NULL, 1, C, OC);
-    expect(!memcmp(row, out + (N - 1) * OC, OC * sizeof(floatX)), "N %zu C %zu OC %zu: the last row "
-           "alone has other bits", N, C, OC);
-    free(inp); free(w); free(bias); free(residual); free(out); free(pre); free(want); free(want_pre);
+    expect(!memcmp(row, out + (N - 1) * OC, OC * sizeof(floatX)), "N %zu C %zu OC %zu: the last "
+           "row alone has other bits", N, C, OC);
+    free(inp); free(w); free(bias); free(residual); free(out); free(pre); free(want);
+        free(want_pre);
     free(got); free(got_pre); free(row); free(row_pre);
 }
 static void test_matmul_forward_at_awkward_shapes(void) {
@@ -189,8 +199,8 @@ static void test_matmul_backward_adds_or_assigns(void) {
     memcpy(db2, db, OC * sizeof(real));
     matmul_backward(dinp, dw2, db2, dout, inp, w, NULL, N, C, OC, 1);
     for (size_t i = 0; i < OC * C; i++)
-        expect(fabs((double)(dw2[i] - 2 * dw[i])) <= 32 * unit, "dweight[%zu] %g %g", i, (double)dw[i],
-               (double)dw2[i]);
+        expect(fabs((double)(dw2[i] - 2 * dw[i])) <= 32 * unit, "dweight[%zu] %g %g", i,
+        (double)dw[i], (double)dw2[i]);
     for (size_t i = 0; i < OC; i++)
         expect(fabs((double)(db2[i] - 2 * db[i])) <= 32 * unit, "dbias[%zu]", i);
     free(inp); free(w); free(dout); free(dinp); free(dw); free(db); free(dw2); free(db2);
@@ -220,11 +230,13 @@ static void attention_case(size_t B, size_t T, size_t NH, size_t HS, double scal
         want_lse[(b * NH + h) * T + t] = max + log(sum);
     }
     attention_forward(out, lse, qkv, B, T, C, NH);
-    double *got = as_double(out, B * T * C), bar = unit * (64 + 16 * scale * scale * sqrt((double)HS));
+    double *got = as_double(out, B * T * C), bar = unit * (64
+        + 16 * scale * scale * sqrt((double)HS));
     double error = difference(want, got, B * T * C, 0);
     expect(error <= bar, "B %zu T %zu NH %zu HS %zu: error %g, bar %g", B, T, NH, HS, error, bar);
     for (size_t i = 0; i < B * NH * T; i++)
-        expect(fabs((double)lse[i] - want_lse[i]) <= bar * fmax(1, fabs(want_lse[i])), "lse[%zu]", i);
+        expect(fabs((double)lse[i] - want_lse[i]) <= bar * fmax(1, fabs(want_lse[i])), "lse[%zu]",
+        i);
     free(qkv); free(out); free(lse); free(want); free(want_lse); free(p); free(got);
     ops_free();
 }
@@ -246,7 +258,8 @@ static void test_attention_forward_is_causal(void) {
     fill(qkv + CUT * 3 * C, (T - CUT) * 3 * C, 6, 100, 0);
     attention_forward(out2, lse, qkv, 1, T, C, NH);
     expect(!memcmp(out, out2, CUT * C * sizeof(floatX)), "a later token changed an earlier row");
-    expect(memcmp(out + CUT * C, out2 + CUT * C, C * sizeof(floatX)), "the changed row did not change");
+    expect(memcmp(out + CUT * C, out2 + CUT * C, C * sizeof(floatX)), "the changed row did not "
+           "change");
     free(qkv); free(out); free(out2); free(lse);
     ops_free();
 }
@@ -266,7 +279,8 @@ static void test_classifier_by_hand(void) {
         double sum = 0;
         for (size_t i = 0; i < V; i++) sum += (double)f32(logits[i]);
         expect(fabs(sum) < 16 * unit * sqrt((double)V), "V %zu: the gradient sums to %g", V, sum);
-        expect(fabs((double)f32(logits[1]) - 0.5 * (1.0 / (double)V - 1)) < 4 * unit, "V %zu: target", V);
+        expect(fabs((double)f32(logits[1]) - 0.5 * (1.0 / (double)V - 1)) < 4 * unit,
+               "V %zu: target", V);
         for (size_t i = V; i < Vp; i++) expect(f32(logits[i]) == 0, "padding has a gradient");
         free(logits);
     }
@@ -283,8 +297,8 @@ static void test_adamw_by_hand(void) {
     }
     adamw_update(w, NULL, m, v, g, 3, h);
     for (int i = 0; i < 3; i++)
-        expect(fabs((double)f32(w[i]) - want[i]) < 8 * unit, "w[%d] %g, want %g", i, (double)f32(w[i]),
-               want[i]);
+        expect(fabs((double)f32(w[i]) - want[i]) < 8 * unit, "w[%d] %g, want %g", i,
+        (double)f32(w[i]), want[i]);
     expect(m[2] == 0 && v[2] == 0, "no gradient, no moment");
 }
 static void test_schedules_equal_their_closed_forms(void) {
@@ -295,16 +309,18 @@ static void test_schedules_equal_their_closed_forms(void) {
         snprintf(b, sizeof b, "--warmup_steps=%d", warmup);
         char *argv[] = { (char *)"t", a, b, (char *)"--steps=1100", (char *)"--lr=0.01" };
         Flags f = flags_parse(5, argv);
-        double last = (1099.0 - warmup) / (1100.0 - warmup), w = fmax(warmup, 1), lr = 0.01, end = 0.001;
+        double last = (1099.0 - warmup) / (1100.0 - warmup), w = fmax(warmup, 1), lr = 0.01,
+            end = 0.001;
         double mid = (550.0 - warmup) / (1100.0 - warmup);
-        double at_mid[] = { lr, lr + (end - lr) * mid, end + (lr - end) * 0.5 * (1 + cos(M_PI * mid)), lr,
-                            fmax(end, lr * sqrt(w / 551)) };
-        double at_last[] = { lr, lr + (end - lr) * last, end + (lr - end) * 0.5 * (1 + cos(M_PI * last)),
-                             end + (lr - end) * (1 - sqrt((last - 0.8) * 5)),
+        double at_mid[] = { lr, lr + (end - lr) * mid, end + (lr - end) * 0.5 * (1
+                            + cos(M_PI * mid)), lr, fmax(end, lr * sqrt(w / 551)) };
+        double at_last[] = { lr, lr + (end - lr) * last, end + (lr - end) * 0.5 * (1
+                             + cos(M_PI * last)), end + (lr - end) * (1 - sqrt((last - 0.8) * 5)),
                              fmax(end, lr * sqrt(w / 1100)) };
         double first = warmup ? lr / warmup : lr, peak = lr;
         expect(fabs(lr_at(&f, 0) / first - 1) < 1e-7, "%s first %g", names[k], lr_at(&f, 0));
-        if (warmup) expect(fabs(lr_at(&f, 99) / peak - 1) < 1e-7, "%s w-1 %g", names[k], lr_at(&f, 99));
+        if (warmup) expect(fabs(lr_at(&f, 99) / peak - 1) < 1e-7, "%s w-1 %g", names[k], lr_at(&f,
+            99));
         double at_w = lr_at(&f, (uint64_t)warmup);
         expect(fabs(at_w / peak - 1) < (k == 4 ? 6e-3 : 1e-7), "%s w %g", names[k], at_w);
         expect(fabs(lr_at(&f, 550) / at_mid[k] - 1) < 1e-7, "%s mid %g", names[k], lr_at(&f, 550));
@@ -329,7 +345,8 @@ static void test_half_precision_values(void) {
 
 // d sum(out * weight) / d x[i] for some i, by the difference quotient with step h; the analytic
 // gradient must agree to 1e-6 of the largest.
-typedef struct { void (*run)(void *); void *context; floatX *out; const floatX *weight; size_t count; } Probe;
+typedef struct { void (*run)(void *); void *context; floatX *out; const floatX *weight;
+                size_t count; } Probe;
 static double probe_loss(Probe *p) {
     p->run(p->context);
     double sum = 0;
@@ -407,7 +424,8 @@ static void test_embedding_backward_equals_differences(void) {
     Probe p = { run_embedding, &o, o.out, dout, N * o.C };
     probe_check(&p, o.weight, dwte, o.V * o.C, "wte");
     probe_check(&p, o.bias, dwpe, 6 * o.C, "wpe");
-    for (size_t i = 0; i < o.C; i++) expect(dwpe[5 * o.C + i] == 0, "an unused position has a gradient");
+    for (size_t i = 0; i < o.C; i++) expect(dwpe[5 * o.C + i] == 0, "an unused position has a "
+                                            "gradient");
 }
 static void test_layernorm_backward_equals_differences(void) {
     if (!is_fp64) return;
@@ -527,15 +545,18 @@ static void test_model_gradients_equal_differences(void) {
 static double dump_difference(const St *st, const ParamInfo *p, const char *name, const real *got) {
     real *want = st_param(st, p, name);
     size_t count = p->rows * p->cols;
-    double *a = (double *)host_alloc(count * sizeof(double)), *b = (double *)host_alloc(count * sizeof(double));
+    double *a = (double *)host_alloc(count * sizeof(double)),
+        *b = (double *)host_alloc(count * sizeof(double));
     for (size_t i = 0; i < count; i++) { a[i] = (double)want[i]; b[i] = (double)got[i]; }
     double d = difference(a, b, count, 0);
     free(want); free(a); free(b);
     return d;
 }
-static double worst_difference(const St *st, const Model *m, const char *prefix, int is_weights, char *worst_name) {
+static double worst_difference(const St *st, const Model *m, const char *prefix, int is_weights,
+                               char *worst_name) {
     double worst = 0;
-    for (size_t bucket = 0; bucket < m->layout.num_buckets; bucket++) for (int i = 0; i < NUM_PARAMS; i++) {
+    for (size_t bucket = 0; bucket < m->layout.num_buckets; bucket++) for (int i = 0;
+        i < NUM_PARAMS; i++) {
         const ParamInfo *p = &m->layout.params[i];
         if (p->scope != bucket_scope(&m->layout, bucket)) continue;
         char name[128], full[160];
@@ -545,8 +566,8 @@ static double worst_difference(const St *st, const Model *m, const char *prefix,
         real *got = (real *)host_alloc(count * sizeof(real));
         if (is_weights) values_to_host(got, m->weights + at, count);
         else to_host(got, m->grads + at, count * sizeof(real));
-        // The bias of the keys has no gradient in exact arithmetic (softmax ignores a shift); in fp32
-        // what is left of it is noise, and AdamW makes steps of full size out of noise.
+        // The bias of the keys has no gradient in exact arithmetic (softmax ignores a shift); in
+        // fp32 what is left of it is noise, and AdamW makes steps of full size out of noise.
         int is_noise = is_weights && !is_fp64 && i == P_qkvb;
         double d = is_noise ? 0 : dump_difference(st, p, full, got);
         if (!(d <= worst)) { worst = d; strcpy(worst_name, full); }
@@ -597,8 +618,8 @@ static void dump_case(const char *path, int recompute) {
     int32_t *inputs = (int32_t *)st_bytes(&st, st_find(&st, "inputs"));
     int32_t *targets = (int32_t *)st_bytes(&st, st_find(&st, "targets"));
     double *logits = (double *)st_bytes(&st, st_find(&st, "logits"));
-    char *argv[] = { (char *)"t", (char *)"--grad_clip=1", (char *)"--weight_decay=0.1", (char *)"--beta1=0.9",
-                     (char *)"--beta2=0.95", (char *)"--eps=1e-8" };
+    char *argv[] = { (char *)"t", (char *)"--grad_clip=1", (char *)"--weight_decay=0.1",
+                     (char *)"--beta1=0.9", (char *)"--beta2=0.95", (char *)"--eps=1e-8" };
     Flags f = flags_parse(6, argv);
     char worst[160] = "";
     for (uint64_t step = 0; step < 10; step++) {
@@ -614,16 +635,18 @@ static void dump_case(const char *path, int recompute) {
             free(got);
         }
         double loss = model_gradients(&m, m.tokens, B, T), norm = gpt_grad_norm(&m);
-        double want = st_number(&st, "losses", step), want_norm = st_number(&st, "grad_norms", step);
+        double want = st_number(&st, "losses", step), want_norm = st_number(&st, "grad_norms",
+            step);
         if (step == 0) {
             double d = worst_difference(&st, &m, "grad.", 0, worst);
             expect(d <= (is_fp64 ? 1e-9 : 1e-4), "gradient %s differs by %g", worst, d);
-            expect(fabs(loss - want) <= (is_fp64 ? 1e-12 : 1e-5), "loss %.9g, PyTorch %.9g", loss, want);
+            expect(fabs(loss - want) <= (is_fp64 ? 1e-12 : 1e-5), "loss %.9g, PyTorch %.9g", loss,
+                   want);
         }
-        expect(fabs(loss - want) <= (is_fp64 ? 1e-9 : 1e-4), "step %d: loss %.9g, PyTorch %.9g", (int)step,
-               loss, want);
-        expect(fabs(norm / want_norm - 1) <= (is_fp64 ? 1e-9 : 1e-4), "step %d: norm %.9g, PyTorch %.9g",
-               (int)step, norm, want_norm);
+        expect(fabs(loss - want) <= (is_fp64 ? 1e-9 : 1e-4), "step %d: loss %.9g, PyTorch %.9g",
+               (int)step, loss, want);
+        expect(fabs(norm / want_norm - 1) <= (is_fp64 ? 1e-9 : 1e-4), "step %d: norm %.9g, PyTorch "
+               "%.9g", (int)step, norm, want_norm);
         gpt_update(&m, &f, 1e-3, norm, step + 1);
     }
     double d = worst_difference(&st, &m, "final.", 1, worst);
@@ -633,7 +656,8 @@ static void dump_case(const char *path, int recompute) {
     st_close(&st);
 }
 static void test_model_equals_pytorch(void) {
-    for (int recompute = 0; recompute <= 3; recompute++) dump_case("dev/test/reference.safetensors", recompute);
+    for (int recompute = 0; recompute <= 3; recompute++) dump_case("dev/test/reference.safetensors",
+        recompute);
 }
 static void test_model_equals_larger_pytorch_dump(void) { // made by `make reference`
     const char *path = getenv("GPT_DUMP");
@@ -647,7 +671,8 @@ static void test_initial_weights_equal_pytorch(void) {
     Model m;
     model_make(&m, dump_config(&st, &B, &T), 1, 1, 0);
     gpt_init_weights(&m, 1337);
-    for (size_t bucket = 0; bucket < m.layout.num_buckets; bucket++) for (int i = 0; i < NUM_PARAMS; i++) {
+    for (size_t bucket = 0; bucket < m.layout.num_buckets; bucket++) for (int i = 0; i < NUM_PARAMS;
+        i++) {
         const ParamInfo *p = &m.layout.params[i];
         if (p->scope != bucket_scope(&m.layout, bucket)) continue;
         char name[128];
@@ -655,8 +680,8 @@ static void test_initial_weights_equal_pytorch(void) {
         real *want = st_param(&st, p, name);
         const floatX *got = m.weights + bucket_start(&m.layout, bucket) + p->offset;
         for (size_t k = 0; k < p->rows * p->cols; k++)
-            expect(fabs((double)(f32(got[k]) - want[k])) <= 2e-7, "%s[%zu] is %g, PyTorch %g", name, k,
-                   (double)f32(got[k]), (double)want[k]);
+            expect(fabs((double)(f32(got[k]) - want[k])) <= 2e-7, "%s[%zu] is %g, PyTorch %g", name,
+            k, (double)f32(got[k]), (double)want[k]);
         free(want);
     }
     gpt_free(&m);
@@ -679,11 +704,13 @@ static void test_golden_model(void) {
             int is_wanted = !strcmp(key, pass ? "greedy_24" : "prompt_ids");
             if (!strcmp(key, "mean_nll")) nll = json_number(&j);
             else if (!is_wanted) json_skip(&j);
-            else for (json_enter(&j, '['); json_more(&j, ']'); ) tokens[num_tokens++] = (int32_t)json_count(&j);
+            else for (json_enter(&j, '['); json_more(&j, ']');
+                ) tokens[num_tokens++] = (int32_t)json_count(&j);
         }
         if (pass == 0) num_prompt = num_tokens;
     }
-    expect(num_prompt > 0 && num_tokens == num_prompt + 24, "%zu tokens, %zu in the prompt", num_tokens, num_prompt);
+    expect(num_prompt > 0 && num_tokens == num_prompt + 24, "%zu tokens, %zu in the prompt",
+           num_tokens, num_prompt);
     Model m;
     memset(&m, 0, sizeof m);
     char *file = init_file(path, &m.config);
@@ -727,15 +754,18 @@ static void test_parameter_count_of_gpt2(void) {
 static void test_textbook_budgets(void) {
     double N = 1.31e9, D = 20 * N, C = textbook_train_flops(N, D);
     expect(fabs(C / 2.06e20 - 1) < 1e-3, "6 N D = %g", C);
-    expect(fabs(textbook_days(C, 3e14, 0.4) - 19.87) < 0.01, "%g days", textbook_days(C, 3e14, 0.4));
+    expect(fabs(textbook_days(C, 3e14, 0.4) - 19.87) < 0.01, "%g days", textbook_days(C, 3e14,
+        0.4));
     expect(textbook_adam_bytes(7e9) == 112e9, "7B");
     expect(fabs(textbook_adam_bytes(1.31e9) / 21.0e9 - 1) < 2e-3, "1.31B");
-    double layer = textbook_layer_bytes(2048, 1, 2048, 16, 0), flash = textbook_layer_bytes(2048, 1, 2048, 16, 1);
+    double layer = textbook_layer_bytes(2048, 1, 2048, 16, 0), flash = textbook_layer_bytes(2048, 1,
+        2048, 16, 1);
     expect(fabs(layer / 478e6 - 1) < 2e-3, "%g bytes a layer", layer);
     expect(fabs(24 * layer / 11.5e9 - 1) < 4e-3, "%g bytes", 24 * layer);
     expect(fabs(24 * flash / 3.42e9 - 1) < 2e-3, "%g bytes with flash attention", 24 * flash);
     double seconds = textbook_days(7.8e22, 256e15, 0.4) * 86400;
-    expect(fabs(seconds / 7.617e5 - 1) < 1e-3 && fabs(seconds / 86400 - 8.8) < 0.02, "%g s", seconds);
+    expect(fabs(seconds / 7.617e5 - 1) < 1e-3 && fabs(seconds / 86400 - 8.8) < 0.02, "%g s",
+           seconds);
 }
 static void test_counted_flops_backward_is_twice_forward(void) {
     enum { B = 2, T = 16 };
@@ -753,7 +783,8 @@ static void test_counted_flops_backward_is_twice_forward(void) {
     double weights = 2 * (12.0 * 3 * 32 * 32 + 128 * 32) * B * T; // Vp = 128
     expect(forward == weights, "forward %g, 2 FLOPs a weight and token are %g", forward, weights);
     gpt_free(&m);
-    model_make(&m, config_of(3, 2, 32, T, 100), B, T, 3); // level 3 runs every layer forward once more
+    // level 3 runs every layer forward once more
+    model_make(&m, config_of(3, 2, 32, T, 100), B, T, 3);
     gpt_init_weights(&m, 1);
     tokens_fill(m.tokens, 2 * B * T, 100, 1);
     matmul_flops = 0;
@@ -796,7 +827,8 @@ static void test_gradients_do_not_depend_on_threads(void) {
         if (n == 1) {
             want = (real *)host_alloc(m.layout.count * sizeof(real));
             memcpy(want, m.grads, m.layout.count * sizeof(real));
-        } else expect(!memcmp(want, m.grads, m.layout.count * sizeof(real)), "%d threads differ", n);
+        } else expect(!memcmp(want, m.grads, m.layout.count * sizeof(real)), "%d threads differ",
+            n);
         gpt_free(&m);
     }
     omp_set_num_threads(threads);
@@ -811,7 +843,8 @@ static void test_accumulation_equals_the_large_batch(void) {
     memcpy(m.tokens, tokens, sizeof tokens);
     model_gradients(&m, m.tokens, B, T);
     size_t count = m.layout.count;
-    double *want = (double *)host_alloc(count * sizeof(double)), *got = (double *)host_alloc(count * sizeof(double));
+    double *want = (double *)host_alloc(count * sizeof(double)),
+        *got = (double *)host_alloc(count * sizeof(double));
     for (size_t i = 0; i < count; i++) want[i] = (double)m.grads[i];
     for (size_t i = 0; i < B; i++) { // one sequence at a time
         memcpy(m.tokens, tokens + i * T, T * sizeof(int32_t));
@@ -834,8 +867,10 @@ static void test_first_gradient_overwrites_what_was_there(void) {
     tokens_fill(m.tokens, 2 * B * T, V, 1);
     for (size_t i = 0; i < m.layout.count; i++) m.grads[i] = NAN;
     model_gradients(&m, m.tokens, B, T);
-    for (int i = 0; i < NUM_PARAMS; i++) for (size_t k = 0; k < m.layout.params[i].rows * m.layout.params[i].cols; k++)
-        expect(isfinite(m.grads[param_at(&m.layout, i, 0) + k]), "%s[%zu] kept its NaN", m.layout.params[i].file_name, k);
+    for (int i = 0; i < NUM_PARAMS; i++) for (size_t k = 0;
+        k < m.layout.params[i].rows * m.layout.params[i].cols;
+        k++) expect(isfinite(m.grads[param_at(&m.layout, i, 0) + k]), "%s[%zu] kept its NaN",
+        m.layout.params[i].file_name, k);
     gpt_free(&m);
 }
 static void test_head_in_chunks_equals_plain_loss(void) {
@@ -862,13 +897,15 @@ static void test_plan_equals_what_is_allocated(void) {
         memset(&m, 0, sizeof m);
         m.config = config_of(3, 2, 48, 33, 257);
         config_check(&m.config, EXIT_INTERNAL, "test");
-        m.B = 3; m.T = 32; m.recompute = r; m.is_trained = is_trained; m.cache_T = is_trained ? 0 : 33;
+        m.B = 3; m.T = 32; m.recompute = r; m.is_trained = is_trained; m.cache_T = is_trained ? 0
+            : 33;
         BufferInfo infos[NUM_BUFFERS];
         gpt_plan(&m, infos);
         size_t planned = 0, before = dev_bytes;
         for (int i = 0; i < NUM_BUFFERS; i++) planned += infos[i].bytes;
         gpt_alloc(&m);
-        expect(dev_bytes - before == planned, "allocated %zu, planned %zu", dev_bytes - before, planned);
+        expect(dev_bytes - before == planned, "allocated %zu, planned %zu", dev_bytes - before,
+               planned);
         gpt_free(&m);
     }
 }
@@ -924,13 +961,16 @@ static void test_an_epoch_uses_every_window_once(void) {
         int32_t window[T + 1], previous_first = -1, same = 0;
         for (uint64_t epoch = 0; epoch < 3; epoch++) {
             int uses[12] = { 0 };
-            for (uint64_t s = 0; s < 12; s++) { // the processes share out the same 12 sample numbers
+            // the processes share out the same 12 sample numbers
+            for (uint64_t s = 0; s < 12; s++) {
                 data_sample(&d, epoch * 12 + s, window);
-                expect(window[0] % T == 0 && window[T] == window[0] + T, "a window from %d to %d", window[0], window[T]);
+                expect(window[0] % T == 0 && window[T] == window[0] + T, "a window from %d to %d",
+                       window[0], window[T]);
                 uses[window[0] / T]++;
                 if (s == 0) { same += window[0] == previous_first; previous_first = window[0]; }
             }
-            for (int w = 0; w < 12; w++) expect(uses[w] == 1, "window %d is used %d times", w, uses[w]);
+            for (int w = 0; w < 12; w++) expect(uses[w] == 1, "window %d is used %d times", w,
+                uses[w]);
         }
         expect(same < 2, "every epoch has the same order");
     }
@@ -940,17 +980,18 @@ static void test_sampling_keeps_to_top_k_and_top_p(void) {
     real logits[V] = { 0, (real)log(2.0), (real)log(4.0), (real)log(8.0), (real)-30 };
     Candidate candidates[V];
     const char *flags[] = { "--temperature=1", "--top_k=2", "--top_p=0.7", "--temperature=0" };
-    const double wants[][V] = { { 1 / 15.0, 2 / 15.0, 4 / 15.0, 8 / 15.0, 0 }, { 0, 0, 4 / 12.0, 8 / 12.0, 0 },
-                                { 0, 0, 4 / 12.0, 8 / 12.0, 0 }, { 0, 0, 0, 1, 0 } };
+    const double wants[][V] = { { 1 / 15.0, 2 / 15.0, 4 / 15.0, 8 / 15.0, 0 }, { 0, 0, 4 / 12.0,
+                                8 / 12.0, 0 }, { 0, 0, 4 / 12.0, 8 / 12.0, 0 }, { 0, 0, 0, 1, 0 } };
     for (int k = 0; k < 4; k++) {
         char *argv[] = { (char *)"t", (char *)flags[k] };
         Flags f = flags_parse(2, argv);
         double counts[V] = { 0 };
         enum { DRAWS = 30000 };
-        for (int i = 0; i < DRAWS; i++) counts[sample_token(logits, candidates, V, &f, (i + 0.5) / DRAWS)]++;
+        for (int i = 0; i < DRAWS; i++) counts[sample_token(logits, candidates, V, &f, (i
+            + 0.5) / DRAWS)]++;
         for (int i = 0; i < V; i++)
-            expect(fabs(counts[i] / DRAWS - wants[k][i]) < 1e-4, "%s: token %d: %g, want %g", flags[k], i,
-                   counts[i] / DRAWS, wants[k][i]);
+            expect(fabs(counts[i] / DRAWS - wants[k][i]) < 1e-4, "%s: token %d: %g, want %g",
+            flags[k], i, counts[i] / DRAWS, wants[k][i]);
     }
 }
 static void test_json_reads_what_it_writes_and_refuses_the_rest(void) {
@@ -964,7 +1005,8 @@ static void test_json_reads_what_it_writes_and_refuses_the_rest(void) {
     j = json_open("test", pairs[0][0], strlen(pairs[0][0]));
     json_string(&j, out, sizeof out);
     expect(!strcmp(out, pairs[0][1]), "escapes");
-    const char *bad[] = { "\"", "\"\\q\"", "\"\\u12\"", "{\"a\" 1}", "{\"a\":}", "[1 2]", "[1,", "{\"a\":1", "" };
+    const char *bad[] = { "\"", "\"\\q\"", "\"\\u12\"", "{\"a\" 1}", "{\"a\":}", "[1 2]", "[1,",
+                         "{\"a\":1", "" };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         jmp_buf here;
         volatile int refused = 1;
@@ -986,8 +1028,9 @@ static void test_json_reads_what_it_writes_and_refuses_the_rest(void) {
     free(t.at);
 }
 static void test_flags_accept_both_spellings(void) {
-    char *argv[] = { (char *)"t", (char *)"--batch-size", (char *)"8", (char *)"--seq_len=32", (char *)"--lr", (char *)"1e-4",
-                     (char *)"--resume", (char *)"--prompt", (char *)"--odd" };
+    char *argv[] = { (char *)"t", (char *)"--batch-size", (char *)"8", (char *)"--seq_len=32",
+                     (char *)"--lr", (char *)"1e-4", (char *)"--resume", (char *)"--prompt",
+                     (char *)"--odd" };
     Flags f = flags_parse(9, argv);
     expect(f.batch_size == 8 && f.seq_len == 32 && f.lr == 1e-4 && f.resume == 1, "values");
     expect(!strcmp(f.prompt, "--odd") && f.given[F_prompt] && !f.given[F_steps], "prompt");
@@ -1023,7 +1066,8 @@ static void run_test(const char *name, void (*test)(void)) {
     test();
     if (skip_reason != NULL) { printf("skip %s: %s\n", name, skip_reason); num_skipped++; return; }
     int is_good = failures == before;
-    printf("%s %s %s (%.0f ms)\n", is_good ? "ok  " : "FAIL", PRECISION_NAME, name, now_ms() - start);
+    printf("%s %s %s (%.0f ms)\n", is_good ? "ok  " : "FAIL", PRECISION_NAME, name, now_ms()
+           - start);
     num_passed += is_good;
     num_failed += !is_good;
 }

@@ -1,3 +1,53 @@
+// train_gpt.c: trains GPT models on a CPU. The whole trainer is this file; nothing else is needed.
+//
+// === 0. Read me first ================================================================== [shared]
+// Build    cc -O3 -march=native -fopenmp train_gpt.c -o train_gpt -lm     (or: make)
+// Run      ./train_gpt --train my.txt               a small model on your text, checkpoints in out/
+//          ./train_gpt --resume                     go on where it stopped
+//          ./train_gpt --sample "Once upon"         continue a prompt with what was trained
+//          ./train_gpt --help                       all flags
+//
+// Contents
+//   0  Read me first
+//   1  Includes and compile-time switches     the only #ifdefs
+//   2  Errors, files, time                    check(), the checked reader, the writer, JSON
+//   3  Flags                                  one table
+//   4  Random numbers
+//   5  Number types and memory
+//   6  Ops                                    each forward beside its backward
+//   7  The model                              tables of parameters, activations and buffers
+//   8  Forward and backward through the layers
+//   9  Processes
+//   10 Optimizer step                         schedule, clipping, AdamW
+//   11 Data                                   shards and texts as one stream of windows
+//   12 Tokenizer and sampling
+//   13 Checkpoints                            Hugging Face folders, exact resume
+//   14 Cost model and log
+//   15 Training loop
+//   16 Main
+// [shared] sections are the same text in train_gpt.c and train_gpt.cu (make sync, make tidy).
+//
+// How to read it. The network is section 8, 100 lines: read gpt_layer_forward and
+// gpt_layer_backward side by side. Then an op at a time in section 6, its backward under its
+// forward. Then train_step in 15.2, which is all of training, and section 7 for where the memory
+// is. The rest makes it safe.
+//
+// How to change it. A flag: a line in FLAGS (3). A parameter: a line in PARAMS (7.1); checkpoint,
+// init, optimizer and plan follow. An activation: a line in ACTS (7.2). An op: its forward and
+// backward in 6, its call in 8, its test in test_gpt.c.
+//
+// Glossary, one meaning for a letter
+//   B  sequences in a micro-batch     T  tokens of a sequence      N  = B * T rows
+//   C  channels                       L  layers                    NH heads     HS = C / NH
+//   V  vocabulary                     Vp V padded to 128           OC output channels
+//   b t c l h i  running indices      x  the residual stream       dX gradient of the loss by X
+//   w g m v  weights, gradients, Adam's moments                    rank, ranks  process, processes
+//   floatX   what is stored (f32() loads, fX() stores)             real  what sums are kept in
+//   (N,C) beside an array is its shape, last index fastest.
+//
+// Limits. GPT-2 as published: learned positions, tanh GELU, tied head, no dropout. Results do not
+// depend on the number of threads; they do depend on the compiler and the instruction set.
+
 // === 1. Includes and compile-time switches =======================================================
 
 #ifndef _GNU_SOURCE
@@ -101,7 +151,7 @@ static double now_ms(void) {
 
 static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
 static size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
-static size_t round_up(size_t n, size_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+static size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
 
 static void *host_alloc(size_t bytes) { // small things; the large buffers are 5's dev_alloc
     void *p = calloc(1, max_size(bytes, 1));
@@ -126,18 +176,31 @@ static void text_add_bytes(Text *t, const void *bytes, size_t count) {
     t->count += count;
     t->at[t->count] = 0;
 }
+static char *text_format(const char *fmt, va_list args) { // the caller frees it
+    va_list again;
+    va_copy(again, args);
+    int count = vsnprintf(NULL, 0, fmt, again);
+    va_end(again);
+    char *s = (char *)host_alloc((size_t)count + 1);
+    vsnprintf(s, (size_t)count + 1, fmt, args);
+    return s;
+}
+__attribute__((format(printf, 1, 2)))
+static char *text_of(const char *fmt, ...) {
+    va_list args;
+    va_start(args, fmt);
+    char *s = text_format(fmt, args);
+    va_end(args);
+    return s;
+}
 __attribute__((format(printf, 2, 3)))
 static void text_add(Text *t, const char *fmt, ...) {
-    va_list args, again;
+    va_list args;
     va_start(args, fmt);
-    va_copy(again, args);
-    int count = vsnprintf(NULL, 0, fmt, args);
+    char *s = text_format(fmt, args);
     va_end(args);
-    char *line = (char *)host_alloc((size_t)count + 1);
-    vsnprintf(line, (size_t)count + 1, fmt, again);
-    va_end(again);
-    text_add_bytes(t, line, (size_t)count);
-    free(line);
+    text_add_bytes(t, s, strlen(s));
+    free(s);
 }
 static void text_add_quoted(Text *t, const char *s) { // as a JSON string
     text_add_bytes(t, "\"", 1);
@@ -148,18 +211,6 @@ static void text_add_quoted(Text *t, const char *s) { // as a JSON string
         else text_add_bytes(t, s, 1);
     }
     text_add_bytes(t, "\"", 1);
-}
-__attribute__((format(printf, 1, 2)))
-static char *text_of(const char *fmt, ...) { // the caller frees it
-    va_list args, again;
-    va_start(args, fmt);
-    va_copy(again, args);
-    int count = vsnprintf(NULL, 0, fmt, args);
-    va_end(args);
-    char *s = (char *)host_alloc((size_t)count + 1);
-    vsnprintf(s, (size_t)count + 1, fmt, again);
-    va_end(again);
-    return s;
 }
 
 // --- 2.2 the checked reader: every input file comes through here ---
@@ -206,7 +257,7 @@ static char *in_read_all(const char *path, size_t max_bytes, size_t *bytes) { //
     return text;
 }
 
-// --- 2.3 the writer: remembers its first failure, so that a full disk does not end the training ---
+// --- 2.3 the writer: remembers its first failure; a full disk does not end the training ---
 typedef struct { char *path; int fd, error; uint64_t bytes; } OutFile;
 
 static OutFile out_open(const char *path) {
@@ -345,8 +396,8 @@ static double json_number(Json *j) {
     char digits[64];
     size_t count = 0;
     json_peek(j);
-    while (j->at < j->end && count + 1 < sizeof digits && *j->at && strchr("+-.0123456789eE", *j->at))
-        digits[count++] = *j->at++;
+    while (j->at < j->end && count + 1 < sizeof digits &&
+           *j->at && strchr("+-.0123456789eE", *j->at)) digits[count++] = *j->at++;
     digits[count] = 0;
     char *end;
     double value = strtod(digits, &end);
@@ -395,53 +446,53 @@ static const char *const group_titles[NUM_GROUPS] = {
     "Modes (without one: train)", "Model", "Data", "Training", "Watching", "Saving", "Robustness" };
 
 #define FLAGS(X) \
-    /*type name               group   default   min    max   help */ \
-    X(B, help,                MODE,   "0",      0,     1,    "print this and exit") \
-    X(B, plan,                MODE,   "0",      0,     1,    "print parameters, FLOPs, bytes; exit") \
-    X(B, json,                MODE,   "0",      0,     1,    "with --plan: as one JSON object") \
-    X(S, sample,              MODE,   "",       0,     0,    "PROMPT: print a continuation and exit") \
-    X(B, eval,                MODE,   "0",      0,     1,    "print the loss on --val as JSON; exit") \
-    X(B, resume,              MODE,   "0",      0,     1,    "go on from the newest checkpoint of --out") \
-    X(S, model,               MODEL,  "",       0,     0,    "d6 d12 d24 d36 d48, or gpt3:d12 .. d96") \
-    X(I, layers,              MODEL,  "4",      1,     1024, "L") \
-    X(I, heads,               MODEL,  "4",      1,     1024, "NH, divides channels") \
-    X(I, channels,            MODEL,  "128",    1,     65536, "C") \
-    X(I, max_seq_len,         MODEL,  "0",      0,     1048576, "longest T; 0: seq_len") \
-    X(I, vocab_size,          MODEL,  "0",      0,     16777216, "V; 0: the tokenizer's") \
-    X(S, init,                MODEL,  "",       0,     0,    "Hugging Face GPT-2 folder, .safetensors") \
-    X(S, train,               DATA,   "",       0,     0,    "text file, or pattern of token shards") \
-    X(S, val,                 DATA,   "",       0,     0,    "the same, held out; or see val_fraction") \
-    X(S, tokenizer,           DATA,   "bytes",  0,     0,    "bytes, gpt2, or a vocabulary file") \
-    X(F, val_fraction,        DATA,   "0.1",    0,     0.9,  "end of --train held out without --val") \
-    X(B, allow_data_change,   DATA,   "0",      0,     1,    "resume although the data changed") \
-    X(I, batch_size,          TRAIN,  "12",     1,     1048576, "B: sequences in a micro-batch") \
-    X(I, seq_len,             TRAIN,  "64",     1,     1048576, "T: tokens in a sequence") \
-    X(I, total_batch_tokens,  TRAIN,  "0",      0,     1e12, "tokens in a step; 0: B * T * processes") \
-    X(I, steps,               TRAIN,  "2000",   0,     1e12, "optimizer steps") \
-    X(F, lr,                  TRAIN,  "1e-3",   0,     1e3,  "peak learning rate") \
-    X(I, warmup_steps,        TRAIN,  "100",    0,     1e12, "linear warm-up") \
-    X(E, lr_schedule,         TRAIN,  "cosine", 0,     0,    "constant|linear|cosine|wsd|inv_sqrt") \
-    X(F, final_lr_fraction,   TRAIN,  "0.1",    0,     1,    "last learning rate / lr") \
-    X(F, weight_decay,        TRAIN,  "0.1",    0,     1e3,  "AdamW, on matrices only") \
-    X(F, beta1,               TRAIN,  "0.9",    0,     0.999999, "AdamW, first moment") \
-    X(F, beta2,               TRAIN,  "0.99",   0,     0.999999, "AdamW, second moment") \
-    X(F, eps,                 TRAIN,  "1e-8",   0,     1,    "AdamW, added to the root") \
-    X(F, grad_clip,           TRAIN,  "1",      0,     1e9,  "largest gradient norm; 0: off") \
-    X(I, seed,                TRAIN,  "1337",   0,     4294967295.0, "weights, shuffle, samples") \
-    X(I, recompute,           TRAIN,  "0",      0,     3,    "redo: 1 GELU, 2 +layernorms, 3 layers") \
-    X(I, val_every,           WATCH,  "250",    0,     1e12, "steps; 0: only at the end") \
-    X(I, val_batches,         WATCH,  "0",      0,     1e12, "micro-batches; 0: the whole set") \
-    X(I, sample_every,        WATCH,  "0",      0,     1e12, "steps; 0: off") \
-    X(I, sample_tokens,       WATCH,  "256",    1,     1e9,  "tokens of a sample") \
-    X(S, prompt,              WATCH,  "",       0,     0,    "start of the samples during training") \
-    X(F, temperature,         WATCH,  "1",      0,     100,  "0: always the likeliest token") \
-    X(I, top_k,               WATCH,  "0",      0,     16777216, "sample from the k likeliest; 0: all") \
-    X(F, top_p,               WATCH,  "1",      0,     1,    "sample from this much probability") \
-    X(S, log,                 WATCH,  "",       0,     0,    "JSON lines; default OUT/log.jsonl") \
-    X(S, out,                 SAVE,   "out",    0,     0,    "folder of checkpoints and log") \
-    X(I, save_every,          SAVE,   "500",    0,     1e12, "steps; 0: only at the end") \
-    X(I, keep,                SAVE,   "2",      1,     1e6,  "newest checkpoints to keep") \
-    X(I, skip_nonfinite,      ROBUST, "10",     1,     1e6,  "NaN or Inf steps in a row: stop")
+    /* name               group   default  min max      help */ \
+    X(B, help,              MODE,   "0",      0, 1,       "print this and exit") \
+    X(B, plan,              MODE,   "0",      0, 1,       "print parameters, FLOPs, bytes; exit") \
+    X(B, json,              MODE,   "0",      0, 1,       "with --plan: as one JSON object") \
+    X(S, sample,            MODE,   "",       0, 0,       "PROMPT: print a continuation and exit") \
+    X(B, eval,              MODE,   "0",      0, 1,       "print the loss on --val as JSON; exit") \
+    X(B, resume,            MODE,   "0",      0, 1,       "go on from --out's newest checkpoint") \
+    X(S, model,             MODEL,  "",       0, 0,       "d6 d12 d24 d36 d48, or gpt3:d12 .. d96") \
+    X(I, layers,            MODEL,  "4",      1, 1024,    "L") \
+    X(I, heads,             MODEL,  "4",      1, 1024,    "NH, divides channels") \
+    X(I, channels,          MODEL,  "128",    1, 65536,   "C") \
+    X(I, max_seq_len,       MODEL,  "0",      0, 1048576, "longest T; 0: seq_len") \
+    X(I, vocab_size,        MODEL,  "0",      0, 16777216,"V; 0: the tokenizer's") \
+    X(S, init,              MODEL,  "",       0, 0,       "Hugging Face GPT-2 folder, .safetensors") \
+    X(S, train,             DATA,   "",       0, 0,       "text file, or pattern of token shards") \
+    X(S, val,               DATA,   "",       0, 0,       "the same, held out; or see val_fraction") \
+    X(S, tokenizer,         DATA,   "bytes",  0, 0,       "bytes, gpt2, or a vocabulary file") \
+    X(F, val_fraction,      DATA,   "0.1",    0, 0.9,     "end of --train held out without --val") \
+    X(B, allow_data_change, DATA,   "0",      0, 1,       "resume although the data changed") \
+    X(I, batch_size,        TRAIN,  "12",     1, 1048576, "B: sequences in a micro-batch") \
+    X(I, seq_len,           TRAIN,  "64",     1, 1048576, "T: tokens in a sequence") \
+    X(I, total_batch_tokens, TRAIN,  "0",      0, 1e12,    "tokens in a step; 0: B * T * processes") \
+    X(I, steps,             TRAIN,  "2000",   0, 1e12,    "optimizer steps") \
+    X(F, lr,                TRAIN,  "1e-3",   0, 1e3,     "peak learning rate") \
+    X(I, warmup_steps,      TRAIN,  "100",    0, 1e12,    "linear warm-up") \
+    X(E, lr_schedule,       TRAIN,  "cosine", 0, 0,       "constant|linear|cosine|wsd|inv_sqrt") \
+    X(F, final_lr_fraction, TRAIN,  "0.1",    0, 1,       "last learning rate / lr") \
+    X(F, weight_decay,      TRAIN,  "0.1",    0, 1e3,     "AdamW, on matrices only") \
+    X(F, beta1,             TRAIN,  "0.9",    0, 0.999999,"AdamW, first moment") \
+    X(F, beta2,             TRAIN,  "0.99",   0, 0.999999,"AdamW, second moment") \
+    X(F, eps,               TRAIN,  "1e-8",   0, 1,       "AdamW, added to the root") \
+    X(F, grad_clip,         TRAIN,  "1",      0, 1e9,     "largest gradient norm; 0: off") \
+    X(I, seed,              TRAIN,  "1337",   0, 4294967295.0,"weights, shuffle, samples") \
+    X(I, recompute,         TRAIN,  "0",      0, 3,       "redo: 1 GELU, 2 +layernorms, 3 layers") \
+    X(I, val_every,         WATCH,  "250",    0, 1e12,    "steps; 0: only at the end") \
+    X(I, val_batches,       WATCH,  "0",      0, 1e12,    "micro-batches; 0: the whole set") \
+    X(I, sample_every,      WATCH,  "0",      0, 1e12,    "steps; 0: off") \
+    X(I, sample_tokens,     WATCH,  "256",    1, 1e9,     "tokens of a sample") \
+    X(S, prompt,            WATCH,  "",       0, 0,       "start of the samples during training") \
+    X(F, temperature,       WATCH,  "1",      0, 100,     "0: always the likeliest token") \
+    X(I, top_k,             WATCH,  "0",      0, 16777216,"sample from the k likeliest; 0: all") \
+    X(F, top_p,             WATCH,  "1",      0, 1,       "sample from this much probability") \
+    X(S, log,               WATCH,  "",       0, 0,       "JSON lines; default OUT/log.jsonl") \
+    X(S, out,               SAVE,   "out",    0, 0,       "folder of checkpoints and log") \
+    X(I, save_every,        SAVE,   "500",    0, 1e12,    "steps; 0: only at the end") \
+    X(I, keep,              SAVE,   "2",      0, 1e6,     "newest checkpoints; 0: write none") \
+    X(I, skip_nonfinite,    ROBUST, "10",     1, 1e6,     "NaN or Inf steps in a row: stop")
 
 typedef int64_t FLAG_I, FLAG_B;
 typedef double FLAG_F;
@@ -516,15 +567,16 @@ static void flags_add_json(Text *t, const Flags *f) {
 }
 
 static void flags_help(void) {
-    printf("train_gpt trains GPT models, one file of C.  ./train_gpt [--flag value | --flag=value]\n"
-           "  ./train_gpt --train my.txt            trains a small model on your text\n"
-           "  ./train_gpt --sample \"Once\" --out out  continues a prompt\n");
+    printf("usage: ./train_gpt [--flag value | --flag=value]\n"
+           "  ./train_gpt --train my.txt        trains a small model on your text, into out/\n"
+           "  ./train_gpt --sample \"Once\"       continues a prompt with it\n");
     for (int group = 0; group < NUM_GROUPS; group++) {
         printf("\n%s\n", group_titles[group]);
         for (int i = 0; i < NUM_FLAGS; i++) {
             const FlagInfo *info = &flag_infos[i];
             if (info->group != group) continue;
-            printf("  --%-20s %-8s %s", info->name, info->type == 'B' ? "" : info->value, info->help);
+            printf("  --%-20s %-8s %s", info->name, info->type == 'B' ? "" : info->value,
+                   info->help);
             if (info->type == 'I' || info->type == 'F') printf("  [%g..%g]", info->min, info->max);
             printf("\n");
         }
@@ -600,9 +652,9 @@ static void flags_merge_saved(Flags *f, Json j) {
         flag_add_value(&now, f, i);
         if (!f->given[i]) *f = saved;
         else if (strcmp(was.at, now.at)) {
-            check(group != MODEL, EXIT_USAGE, "--%s %s: the checkpoint has %s; a resumed model keeps "
-                  "its shape (or start another --out)", name, now.at, was.at);
-            if (rank == 0) fprintf(stderr, "changed: %s %s -> %s\n", name, was.at, now.at);
+            check(group != MODEL, EXIT_USAGE, "--%s %s: the checkpoint has %s; a resumed model "
+                  "keeps its shape (or start another --out)", name, now.at, was.at);
+            if (group == TRAIN) fprintf(stderr, "changed: %s %s -> %s\n", name, was.at, now.at);
         }
         free(was.at);
         free(now.at);
@@ -623,8 +675,8 @@ static uint64_t hash64(uint64_t x) { // the finaliser of splitmix64 (Steele et a
 static double hash_uniform(uint64_t seed, uint64_t counter) { // in [0, 1)
     return (double)(hash64(hash64(seed) ^ counter) >> 11) * 0x1p-53;
 }
-// A permutation of 0..count-1 without a table: a 4-round Feistel network on the smallest even number
-// of bits that holds count; a result >= count goes through again ("cycle walking").
+// A permutation of 0..count-1 without a table: a 4-round Feistel network on the smallest even
+// number of bits that holds count; a result >= count goes through again ("cycle walking").
 static uint64_t permute(uint64_t i, uint64_t count, uint64_t key) {
     int half = 1;
     while (half < 32 && (uint64_t)1 << 2 * half < count) half++;
@@ -683,9 +735,10 @@ static double mersenne_double(Mersenne *r) { // uniform in [0, 1), 53 random bit
     return (double)((high << 32 | mersenne_next(r)) & (((uint64_t)1 << 53) - 1)) * 0x1p-53;
 }
 // normal_fill: the numbers of torch's normal_(0, std), count of them.
-//   torch   fills out with uniforms, then turns each block of 16 into normals, i with i + 8 (Box and
-//           Muller 1958). Where 16 does not divide count, the last 16 places are drawn and turned anew.
-//           Fewer than 16 are made pair by pair in double; an odd one stays for the next such call.
+//   torch   fills out with uniforms, then turns each block of 16 into normals, i with i + 8 (Box
+//           and Muller 1958). Where 16 does not divide count, the last 16 places are drawn and
+//           turned anew. Fewer than 16 are made pair by pair in double; an odd one stays for the
+//           next such call.
 //   equal   85 % of all numbers to the bit, the others within 8e-7 * std: torch's AVX2 code has its
 //           own log, sin and cos. theta is a float because torch rounds it: worth 1e-6 * std.
 static void normal_fill(float *out, size_t count, float std, Mersenne *r) {
@@ -721,7 +774,8 @@ static void normal_fill(float *out, size_t count, float std, Mersenne *r) {
 //           exactly nothing), e^88.3 above (so 1 / (1 + e^x) needs no care); NaN stays NaN.
 static inline float exp_poly(float x) {
     float y = x > 88.3f ? 88.3f : x;
-    float shifted = y * 1.44269504f + 12582912.f; // 1.5 * 2^23: the sum's last bits are round(y / ln 2)
+    // 1.5 * 2^23: the sum's last bits are round(y / ln 2)
+    float shifted = y * 1.44269504f + 12582912.f;
     uint32_t bits;
     memcpy(&bits, &shifted, sizeof bits);
     float n = shifted - 12582912.f;
@@ -788,7 +842,8 @@ static size_t dev_bytes_free(void) { // what a new process could still allocate;
     unsigned long long kib = 0;
     char line[128];
     FILE *f = fopen("/proc/meminfo", "r");
-    while (f != NULL && fgets(line, sizeof line, f) && sscanf(line, "MemAvailable: %llu", &kib) != 1) {}
+    while (f != NULL && fgets(line, sizeof line, f))
+        if (sscanf(line, "MemAvailable: %llu", &kib) == 1) break;
     if (f != NULL) fclose(f);
     return (size_t)kib * 1024;
 }
@@ -909,8 +964,9 @@ static void layernorm_backward(floatX *dinp, real *dweight, real *dbias, const f
 // --- 6.3 matmul ---
 
 // PLACEHOLDER
-static void product(real *c, size_t ldc, int accumulate, const floatX *a, size_t a_row, size_t a_col,
-                    const floatX *b, size_t b_row, size_t b_col, size_t M, size_t N, size_t K) {
+static void product(real *c, size_t ldc, int accumulate, const floatX *a, size_t a_row,
+                    size_t a_col, const floatX *b, size_t b_row, size_t b_col, size_t M, size_t N,
+                    size_t K) {
     for (size_t i = 0; i < M; i++) for (size_t j = 0; j < N; j++) {
         real sum = 0;
         for (size_t k = 0; k < K; k++) sum += f32(a[i*a_row+k*a_col]) * f32(b[k*b_row+j*b_col]);
@@ -919,7 +975,8 @@ static void product(real *c, size_t ldc, int accumulate, const floatX *a, size_t
 }
 static double matmul_flops = 0;
 static void matmul_forward(floatX *out, floatX *pre_gelu, const floatX *inp, const floatX *weight,
-                           const floatX *bias, const floatX *residual, size_t N, size_t C, size_t OC) {
+                           const floatX *bias, const floatX *residual, size_t N, size_t C,
+                           size_t OC) {
     matmul_flops += 2.0*N*C*OC;
     #pragma omp parallel for
     for (size_t n = 0; n < N; n++) for (size_t o = 0; o < OC; o++) {
@@ -933,7 +990,8 @@ static void matmul_forward(floatX *out, floatX *pre_gelu, const floatX *inp, con
     }
 }
 static void matmul_backward(floatX *dinp, real *dweight, real *dbias, const floatX *dout,
-    const floatX *inp, const floatX *weight, const floatX *pre_gelu, size_t N, size_t C, size_t OC, int accumulate) {
+    const floatX *inp, const floatX *weight, const floatX *pre_gelu, size_t N, size_t C, size_t OC,
+    int accumulate) {
     matmul_flops += 4.0*N*C*OC;
     #pragma omp parallel
     {
@@ -941,12 +999,15 @@ static void matmul_backward(floatX *dinp, real *dweight, real *dbias, const floa
     for (size_t n = 0; n < N; n++) {
         for (size_t i = 0; i < C; i++) dinp[n*C+i] = fX(0);
         for (size_t o = 0; o < OC; o++) { real d = f32(dout[n*OC+o]);
-            for (size_t i = 0; i < C; i++) dinp[n*C+i] = fX(f32(dinp[n*C+i]) + d*f32(weight[o*C+i])); }
-        for (size_t i = 0; i < C && pre_gelu; i++) dinp[n*C+i] = fX(f32(dinp[n*C+i])*gelu_slope(f32(pre_gelu[n*C+i])));
+            for (size_t i = 0; i < C; i++) dinp[n*C+i] = fX(f32(dinp[n*C+i])
+                + d*f32(weight[o*C+i])); }
+        for (size_t i = 0; i < C && pre_gelu; i++) dinp[n*C+i] =
+            fX(f32(dinp[n*C+i])*gelu_slope(f32(pre_gelu[n*C+i])));
     }
     #pragma omp for
     for (size_t o = 0; o < OC; o++) {
-        if (!accumulate) { for (size_t i = 0; i < C; i++) dweight[o*C+i] = 0; if (dbias) dbias[o] = 0; }
+        if (!accumulate) { for (size_t i = 0; i < C; i++) dweight[o*C+i] = 0;
+                          if (dbias) dbias[o] = 0; }
         for (size_t n = 0; n < N; n++) { real d = f32(dout[n*OC+o]); if (dbias) dbias[o] += d;
             for (size_t i = 0; i < C; i++) dweight[o*C+i] += d*f32(inp[n*C+i]); }
     }
@@ -956,21 +1017,22 @@ static void matmul_backward(floatX *dinp, real *dweight, real *dbias, const floa
 
 // --- 6.4 attention ---
 // Causal self-attention without a (T,T) matrix: queries and keys are taken in blocks of ATT_BLOCK,
-// and the softmax is corrected as each new block of keys is met (Milakov & Gimelshein 2018, Dao 2022).
+// and the softmax is corrected at each new block of keys (Milakov & Gimelshein 2018, Dao 2022).
 //
 //            keys ->  0        64       128
 //   queries   0       [ \      ]                    \ = diagonal: masked inside the block
 //            64       [ full   ][ \      ]          blocks right of the diagonal are never visited
 //           128       [ full   ][ full   ][ \     ]
 //
-// A thread takes whole heads, so nothing is shared. Masked scores are -Inf and weigh exactly 0; every
-// row sum runs over the full width of a block: a row has the same bits however many rows are computed
-// with it, which is why the cached decoding of section 12 repeats the training pass exactly.
+// A thread takes whole heads, so nothing is shared. Masked scores are -Inf and weigh exactly 0;
+// every row sum runs over the full width of a block: a row has the same bits however many rows are
+// computed with it, which is why the cached decoding of section 12 repeats the training pass
+// exactly.
 enum { ATT_BLOCK = 64 };
 
 
-// Scratch of one thread: scores and their gradients as sums (real) and as factors of the next product
-// (floatX), and the sums of one head.
+// Scratch of one thread: scores and their gradients as sums (real) and as factors of the next
+// product (floatX), and the sums of one head.
 typedef struct {
     real *scores, *dprobs;              // (ATT_BLOCK, ATT_BLOCK)
     floatX *probs, *dscores;            // (ATT_BLOCK, ATT_BLOCK)
@@ -1001,12 +1063,12 @@ static AttentionScratch attention_scratch_here(void) { // of this thread
 }
 
 // One block of query rows of one head against all keys up to its own last row.
-//   in      q (rows,HS) stride q_stride; k, v (first + rows, HS) stride kv_stride; first: position of
-//           the first row
+//   in      q (rows,HS) stride q_stride; k, v (first + rows, HS) stride kv_stride; first: position
+//           of the first row
 //   out     out (rows,HS) stride out_stride; lse (rows): log of the sum of e^score
-static void attention_rows(floatX *out, size_t out_stride, real *lse, const floatX *q, size_t q_stride,
-                           const floatX *k, const floatX *v, size_t kv_stride, size_t rows,
-                           size_t first, size_t HS, AttentionScratch s) {
+static void attention_rows(floatX *out, size_t out_stride, real *lse, const floatX *q,
+                           size_t q_stride, const floatX *k, const floatX *v, size_t kv_stride,
+                           size_t rows, size_t first, size_t HS, AttentionScratch s) {
     real scale = 1 / (real)sqrt((real)HS), max[ATT_BLOCK], sum[ATT_BLOCK];
     for (size_t i = 0; i < rows; i++) { max[i] = -INFINITY; sum[i] = 0; }
     for (size_t t = 0; t < first + rows; t += ATT_BLOCK) {
@@ -1045,8 +1107,8 @@ static void attention_rows(floatX *out, size_t out_stride, real *lse, const floa
 //   out     out (B,T,C) floatX; lse (B,NH,T) real, kept for backward
 //   cost    2*B*T*T*C flops (half of the square is skipped)
 //   source  Dao 2023 (FlashAttention-2)
-static void attention_forward(floatX *out, real *lse, const floatX *qkv, size_t B, size_t T, size_t C,
-                              size_t NH) {
+static void attention_forward(floatX *out, real *lse, const floatX *qkv, size_t B, size_t T,
+                              size_t C, size_t NH) {
     size_t HS = C / NH, blocks = (T + ATT_BLOCK - 1) / ATT_BLOCK;
     #pragma omp parallel for schedule(dynamic)
     for (size_t job = 0; job < B * NH * blocks; job++) {
@@ -1057,8 +1119,8 @@ static void attention_forward(floatX *out, real *lse, const floatX *qkv, size_t 
                        min_size(ATT_BLOCK, T - first), first, HS, attention_scratch_here());
     }
 }
-// attention_cached: attention_forward for n new positions of one sequence; their keys and values join
-// those of the positions before.
+// attention_cached: attention_forward for n new positions of one sequence; their keys and values
+// join those of the positions before.
 //   in      qkv (n,3C) floatX; first: position of the first row
 //   in/out  keys, values (maxT,C) floatX: rows 0 .. first-1 are read, first .. first+n-1 written
 //   out     out (n,C) floatX, the bits that attention_forward gives
@@ -1079,14 +1141,14 @@ static void attention_cached(floatX *out, floatX *keys, floatX *values, const fl
     }
 }
 // attention_backward: with P = softmax(S), S = scale q k^T, out = P v:
-//   dv = P^T dout;  dP = dout v^T;  dS = P * (dP - rowsum(dP * P));  dq = scale dS k;  dk = scale dS^T q
+//   dv = P^T dout;  dP = dout v^T;  dS = P (dP - rowsum(dP * P)) scale;  dq = dS k;  dk = dS^T q
 //   in      dout, out (B,T,C); lse (B,NH,T); qkv (B,T,3C).  rowsum(dP * P) = rowsum(dout * out).
 //   out     dqkv (B,T,3C) floatX, assigned
 //   work    a thread takes whole heads; P is made again from qkv and lse, block by block
 //   cost    5*B*T*T*C flops: five products on half of the square
 static void attention_backward_head(floatX *dqkv, const floatX *dout, const floatX *out,
-                                    const real *lse, const floatX *qkv, size_t T, size_t C, size_t HS,
-                                    AttentionScratch s) {
+                                    const real *lse, const floatX *qkv, size_t T, size_t C,
+                                    size_t HS, AttentionScratch s) {
     real scale = 1 / (real)sqrt((real)HS);
     for (size_t t = 0; t < T; t++) {
         real dot = 0;
@@ -1216,7 +1278,7 @@ static double sum_squares(const real *x, size_t count) {
 }
 
 // --- 6.9 scratch of the ops ---
-// Allocated once; --plan counts it. T and HS are the longest sequence and the head size of the model.
+// Allocated once; --plan counts it. T: longest sequence, HS: head size of the model.
 static size_t ops_bytes(size_t T, size_t HS) {
     return (size_t)omp_get_max_threads() * attention_scratch_bytes(T, HS);
 }
@@ -1231,8 +1293,8 @@ static void ops_init(size_t T, size_t HS) {
 static double dev_peak_flops(void) { return 1e11; }
 
 // === 7. The model ====================================================================== [shared]
-// GPT-2: token + position embedding, L layers of (layernorm, attention, layernorm, MLP) on a residual
-// stream, a last layernorm, and a head that shares the embedding's matrix.
+// GPT-2: token + position embedding, L layers of (layernorm, attention, layernorm, MLP) on a
+// residual stream, a last layernorm, and a head that shares the embedding's matrix.
 
 typedef struct {
     size_t L, NH, C, maxT, V;
@@ -1245,9 +1307,10 @@ static void config_check(Config *c, int code, const char *source) {
     check(c->C >= 1 && c->C <= 65536, code, "%s: channels %zu, limit 1 to 65536", source, c->C);
     check(c->NH >= 1 && c->C % c->NH == 0, code, "%s: %zu channels do not divide into %zu heads",
           source, c->C, c->NH);
-    check(c->maxT >= 1 && c->maxT <= 1048576, code, "%s: max_seq_len %zu, limit 1 to 1048576", source,
-          c->maxT);
-    check(c->V >= 1 && c->V <= 16777216, code, "%s: vocab_size %zu, limit 1 to 16777216", source, c->V);
+    check(c->maxT >= 1 && c->maxT <= 1048576, code, "%s: max_seq_len %zu, limit 1 to 1048576",
+          source, c->maxT);
+    check(c->V >= 1 && c->V <= 16777216, code, "%s: vocab_size %zu, limit 1 to 16777216", source,
+          c->V);
     c->Vp = round_up(c->V, 128);
 }
 
@@ -1330,18 +1393,19 @@ static size_t bucket_start(const Layout *y, size_t bucket) {
     if (bucket == 0) return 0;
     return y->bucket_count[FIRST] + (bucket - 1) * y->bucket_count[LAYER];
 }
-static size_t param_at(const Layout *y, int i, size_t l) { // l: layer, of no meaning for FIRST, LAST
+// l: layer, of no meaning for FIRST, LAST
+static size_t param_at(const Layout *y, int i, size_t l) {
     int scope = y->params[i].scope;
     size_t bucket = scope == FIRST ? 0 : scope == LAYER ? l + 1 : y->num_buckets - 1;
     return bucket_start(y, bucket) + y->params[i].offset;
 }
 
 // --- 7.2 activations ---
-// How many copies are kept, by recompute level r: kept(r < 2) means one for each layer at levels 0 and
-// 1, else one that all layers share. A pass without a backward keeps one of everything.
+// How many copies are kept, by recompute level r: kept(r < 2) means one for each layer at levels 0
+// and 1, else one that all layers share. A pass without a backward keeps one of everything.
 #define ACTS(X) \
     /* name      type    copies        elements of one copy */ \
-    X(x,         floatX, stream,       B*T*c.C)    /* residual stream: input of layer l; last: of lnf */ \
+    X(x,         floatX, stream,       B*T*c.C)    /* residual stream: input of layer l, and of lnf */ \
     X(ln1,       floatX, kept(r < 2),  B*T*c.C) \
     X(ln1_mean,  real,   kept(r < 3),  B*T) \
     X(ln1_rstd,  real,   kept(r < 3),  B*T) \
@@ -1388,18 +1452,17 @@ static size_t acts_lay_out(ActInfo *out, Config c, size_t B, size_t T, int r, in
 }
 
 // --- 7.3 buffers ---
-// The fifth table: the same lines allocate the buffers and print the plan, so that the plan is exact.
+// The fifth table: the same lines allocate the buffers and print the plan: the plan is exact.
 #define BUFFERS(X) \
     /* name      type     elements                                                  what */ \
-    X(weights,   floatX,  y.count,                                                  "weights") \
-    X(grads,     real,    y.count * is_trained,                                     "gradients") \
-    X(m,         real,    y.count / (size_t)ranks * is_trained,                     "Adam m") \
-    X(v,         real,    y.count / (size_t)ranks * is_trained,                     "Adam v") \
-    X(master,    real,    y.count / (size_t)ranks * is_trained * has_master,        "master weights") \
-    X(acts,      char,    act_bytes,                                                "activations") \
-    X(tokens,    int32_t, 2 * B * T,                                                "tokens") \
-    X(cache,     floatX,  2 * c.L * cache_T * c.C,                                  "key-value cache")
-
+    X(weights,   floatX,  y.count,                                            "weights") \
+    X(grads,     real,    y.count * is_trained,                               "gradients") \
+    X(m,         real,    y.count / (size_t)ranks * is_trained,               "Adam m") \
+    X(v,         real,    y.count / (size_t)ranks * is_trained,               "Adam v") \
+    X(master,    real,    y.count / (size_t)ranks * is_trained * has_master,  "master weights") \
+    X(acts,      char,    act_bytes,                                          "activations") \
+    X(tokens,    int32_t, 2 * B * T,                                          "tokens") \
+    X(cache, floatX, 2 * c.L * cache_T * c.C, "key-value cache")
 #define BUFFER_ENUM(name, ...) BUF_##name,
 #define BUFFER_FIELD(name, type, ...) type *name;
 enum { BUFFERS(BUFFER_ENUM) BUF_scratch, NUM_BUFFERS };
@@ -1470,7 +1533,8 @@ static void gpt_init_weights(Model *model, uint64_t seed) {
     Mersenne random;
     mersenne_seed(&random, seed);
     const Layout *y = &model->layout;
-    for (size_t bucket = 0; bucket < y->num_buckets; bucket++) for (int i = 0; i < NUM_PARAMS; i++) {
+    for (size_t bucket = 0; bucket < y->num_buckets; bucket++)
+      for (int i = 0; i < NUM_PARAMS; i++) {
         const ParamInfo *p = &y->params[i];
         if (p->scope != bucket_scope(y, bucket)) continue;
         size_t count = p->rows * p->cols, file_count = p->file_rows * p->cols;
@@ -1480,7 +1544,8 @@ static void gpt_init_weights(Model *model, uint64_t seed) {
         if (p->init >= INIT_NORMAL) normal_fill(values, file_count, (float)std, &random);
         for (size_t k = 0; k < file_count && p->init == INIT_ONE; k++) values[k] = 1;
         for (size_t k = 0; k < count; k++) stored[k] = fX(values[k]);
-        to_dev(model->weights + bucket_start(y, bucket) + p->offset, stored, count * sizeof(floatX));
+        to_dev(model->weights + bucket_start(y, bucket) + p->offset, stored,
+            count * sizeof(floatX));
         free(values);
         free(stored);
     }
@@ -1512,8 +1577,9 @@ static void gpt_forward(Model *model, const int32_t *tokens, size_t B, size_t T)
     layernorm_forward(last.lnf, last.lnf_mean, last.lnf_rstd, last.x, p.lnfw, p.lnfb, B * T, C);
 }
 
-// The head, in chunks of rows: logits, loss and, when dloss != 0, on to the gradients of lnf and wte
-// while the chunk's logits are still in the cache. Returns the sum of the losses of the N tokens.
+// The head, in chunks of rows: logits, loss and, when dloss != 0, on to the gradients of lnf and
+// wte while the chunk's logits are still in the cache. Returns the sum of the losses of the N
+// tokens.
 static double gpt_head(Model *model, const int32_t *targets, size_t N, real dloss, int accumulate) {
     size_t C = model->config.C, V = model->config.V, Vp = model->config.Vp;
     Params p = params_at(model, 0);
@@ -1533,8 +1599,9 @@ static double gpt_head(Model *model, const int32_t *targets, size_t N, real dlos
     return sum;
 }
 
-// After gpt_forward and gpt_head: gradients of all parameters. accumulate: 0 assigns, 1 adds to them.
-// What the recompute level did not keep is made again first, by the same ops: the bits are the same.
+// After gpt_forward and gpt_head: gradients of all parameters. accumulate: 0 assigns, 1 adds to
+// them. What the recompute level did not keep is made again first, by the same ops: the bits are
+// the same.
 static void gpt_layer_backward(Model *model, size_t l, size_t B, size_t T, int accumulate) {
     size_t N = B * T, C = model->config.C, NH = model->config.NH;
     int r = model->recompute;
@@ -1553,7 +1620,8 @@ static void gpt_layer_backward(Model *model, size_t l, size_t B, size_t T, int a
                     accumulate);
     attention_backward(a.dwide, a.dnarrow, a.att, a.lse, a.qkv, B, T, C, NH);
     if (r == 2) layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, a.x, p.ln1w, p.ln1b, N, C);
-    matmul_backward(a.dnarrow, g.qkvw, g.qkvb, a.dwide, a.ln1, p.qkvw, NULL, N, C, 3 * C, accumulate);
+    matmul_backward(a.dnarrow, g.qkvw, g.qkvb, a.dwide, a.ln1, p.qkvw, NULL, N, C, 3 * C,
+                    accumulate);
     layernorm_backward(a.dx, g.ln1w, g.ln1b, a.dnarrow, a.x, a.ln1_mean, a.ln1_rstd, p.ln1w, N, C,
                        accumulate);
 }
@@ -1570,7 +1638,7 @@ static void gpt_backward(Model *model, const int32_t *tokens, size_t B, size_t T
 }
 
 // === 9. Processes ================================================================================
-// One process. A build without communication refuses to run as one of several.
+// One process: a build without communication refuses to run as one of several.
 
 static void comm_abort(int code) { (void)code; }
 static void comm_init(void) {
@@ -1588,8 +1656,8 @@ static void comm_init(void) {
 // warmup_steps - 1; then, with x = progress from 0 to 1 and final = lr * final_lr_fraction:
 //   constant   lr                              linear   lr + (final - lr) x
 //   cosine     final + (lr - final) (1 + cos(pi x)) / 2   (Loshchilov & Hutter 2017)
-//   wsd        lr, and over the last fifth final + (lr - final) (1 - sqrt(y))   (Haegele et al. 2024)
-//   inv_sqrt   lr sqrt(w / (step + 1)), w = max(warmup_steps, 1), not below final (Vaswani et al. 2017)
+//   wsd        lr, and over the last fifth final + (lr - final) (1 - sqrt(y)) (Haegele et al. 2024)
+//   inv_sqrt   lr sqrt(w / (step + 1)), w = max(warmup_steps, 1), >= final   (Vaswani et al. 2017)
 static double lr_at(const Flags *f, uint64_t step) {
     double w = (double)f->warmup_steps, s = (double)step, final = f->lr * f->final_lr_fraction;
     if (s < w) return f->lr * (s + 1) / w;
@@ -1599,9 +1667,10 @@ static double lr_at(const Flags *f, uint64_t step) {
     case 'l': return f->lr + (final - f->lr) * x;
     case 'w': return x <= 0.8 ? f->lr : final + (f->lr - final) * (1 - sqrt((x - 0.8) / 0.2));
     case 'i': return fmax(final, f->lr * sqrt(fmax(w, 1) / (s + 1)));
-    case 'c': if (f->lr_schedule[2] == 's') return final + (f->lr - final) * (1 + cos(M_PI * x)) / 2;
+    case 'c': break;
     }
-    return f->lr;
+    if (!strcmp(f->lr_schedule, "constant")) return f->lr;
+    return final + (f->lr - final) * (1 + cos(M_PI * x)) / 2;
 }
 
 // The norm of all gradients together, in double.
@@ -1609,11 +1678,12 @@ static double gpt_grad_norm(const Model *model) {
     return sqrt(sum_squares(model->grads, model->layout.count));
 }
 
-// One AdamW step with the gradients clipped to grad_clip: update number t = 1, 2, ... (it corrects the
-// bias of m and v). One call of the op for each stretch of neighbours that decay alike.
+// One AdamW step with the gradients clipped to grad_clip: update number t = 1, 2, ... (it corrects
+// the bias of m and v). One call of the op for each stretch of neighbours that decay alike.
 static void gpt_update(Model *model, const Flags *f, double lr, double norm, uint64_t t) {
     const Layout *y = &model->layout;
-    double clip = f->grad_clip > 0 ? fmin(1, f->grad_clip / (norm + 1e-6)) : 1; // torch's clip_grad_norm_
+    // torch's clip_grad_norm_
+    double clip = f->grad_clip > 0 ? fmin(1, f->grad_clip / (norm + 1e-6)) : 1;
     AdamW h;
     h.grad_scale = (real)clip;
     h.beta1 = (real)f->beta1;
@@ -1635,30 +1705,14 @@ static void gpt_update(Model *model, const Flags *f, double lr, double norm, uin
     }
 }
 
-// === 12. Tokenizer and sampling ======================================================== [shared]
-typedef struct { const char *name; size_t vocab_size; int end_of_text; } Tokenizer;
-static Tokenizer tok_load(const char *spec) {
-    check(!strcmp(spec, "bytes"), EXIT_INPUT, "--tokenizer %s: only bytes", spec);
-    Tokenizer t = { "bytes", 257, 256 };
-    return t;
-}
-static size_t tok_encode(const Tokenizer *t, const char *text, size_t bytes, uint32_t *out) {
-    (void)t;
-    for (size_t i = 0; i < bytes; i++) out[i] = (unsigned char)text[i];
-    return bytes;
-}
-static const char *tok_bytes(const Tokenizer *t, uint32_t id, size_t *bytes) {
-    (void)t;
-    static char b[256]; if (id > 255) { *bytes = 0; return ""; }
-    b[id] = (char)id; *bytes = 1; return &b[id];
-}
-static int tok_save(const Tokenizer *t, const char *folder, size_t maxT) { (void)t; (void)folder; (void)maxT; return 0; }
-
 // === 11. Data ========================================================================== [shared]
 // Training data is one long stream of tokens: token shards one after the other, or a text tokenized
 // in memory. It is cut into windows of T + 1 tokens (neighbours share one token: each token is
 // predicted once); an epoch visits every window exactly once, in an order that permute() makes from
 // (seed, epoch). Sample number s of a run therefore follows from s alone: resume needs one number.
+
+typedef struct Tokenizer Tokenizer; // section 12
+static size_t tok_encode(const Tokenizer *t, const char *text, size_t bytes, uint32_t *out);
 
 // Shard formats, as written by llm.c's scripts: 256 int32 {magic, version, count}, then the tokens.
 enum { SHARD_MAGIC_16 = 20240520, SHARD_VERSION_16 = 1, SHARD_MAGIC_32 = 20240801,
@@ -1690,23 +1744,24 @@ static int is_shard_magic(uint32_t magic) {
 static Shard shard_open(const char *path) {
     InFile file = in_open(path);
     int32_t header[256];
-    check(file.bytes >= SHARD_HEADER_BYTES, EXIT_INPUT, "%s: %" PRIu64 " bytes, but the header of a "
-          "token shard has %d", path, file.bytes, SHARD_HEADER_BYTES);
+    check(file.bytes >= SHARD_HEADER_BYTES, EXIT_INPUT, "%s: %" PRIu64 " bytes, but the header of "
+          "a token shard has %d", path, file.bytes, SHARD_HEADER_BYTES);
     in_read(&file, 0, header, sizeof header);
     uint32_t magic = (uint32_t)header[0];
-    check(is_shard_magic(magic), EXIT_INPUT, "%s: magic number %u, token shards have %d or %d; make "
-          "shards with data/tokenize", path, magic, SHARD_MAGIC_16, SHARD_MAGIC_32);
-    check(magic == SHARD_MAGIC_16 || magic == SHARD_MAGIC_32, EXIT_INPUT, "%s: bytes are in the order "
-          "of another kind of machine; write the shard again on a little-endian one", path);
+    check(is_shard_magic(magic), EXIT_INPUT, "%s: magic number %u, token shards have %d or %d; "
+          "make shards with data/tokenize", path, magic, SHARD_MAGIC_16, SHARD_MAGIC_32);
+    check(magic == SHARD_MAGIC_16 || magic == SHARD_MAGIC_32, EXIT_INPUT, "%s: bytes are in the "
+          "order of another kind of machine; write the shard again on a little-endian one", path);
     int version = magic == SHARD_MAGIC_16 ? SHARD_VERSION_16 : SHARD_VERSION_32;
-    check(header[1] == version, EXIT_INPUT, "%s: version %d, this program reads %d", path, header[1],
-          version);
-    check(header[2] > 0, EXIT_INPUT, "%s: token count %d in the header, must be > 0", path, header[2]);
+    check(header[1] == version, EXIT_INPUT, "%s: version %d, this program reads %d", path,
+          header[1], version);
+    check(header[2] > 0, EXIT_INPUT, "%s: token count %d in the header, must be > 0", path,
+        header[2]);
     Shard s = { text_of("%s", path), 0, (uint64_t)header[2], magic == SHARD_MAGIC_16 ? 2u : 4u,
                 file.bytes, file.stat.st_mtime };
     uint64_t wanted = SHARD_HEADER_BYTES + s.count * s.token_bytes;
-    check(file.bytes == wanted, EXIT_INPUT, "%s: %" PRIu64 " bytes, but a header that counts %" PRIu64
-          " tokens makes %" PRIu64, path, file.bytes, s.count, wanted);
+    check(file.bytes == wanted, EXIT_INPUT, "%s: %" PRIu64 " bytes, but a header that counts %"
+          PRIu64 " tokens makes %" PRIu64, path, file.bytes, s.count, wanted);
     in_close(&file);
     return s;
 }
@@ -1729,7 +1784,8 @@ static void data_read(const Data *d, uint64_t at, size_t count, int32_t *out) {
         InFile file = in_open(s->path);
         check(file.bytes == s->file_bytes && file.stat.st_mtime == s->file_seconds, EXIT_INPUT,
               "%s: changed since the start of the run", s->path);
-        in_read(&file, SHARD_HEADER_BYTES + inside * s->token_bytes, out + done, n * s->token_bytes);
+        in_read(&file, SHARD_HEADER_BYTES + inside * s->token_bytes, out + done,
+            n * s->token_bytes);
         in_close(&file);
         if (s->token_bytes == 2) for (size_t i = n; i-- > 0; ) { // widen in place, from the end
             uint16_t token;
@@ -1750,10 +1806,10 @@ static void data_check_tokens(Data *d, size_t V, const char *tokenizer) {
             data_read(d, s->start + at, n, tokens);
             d->crc = crc32c(d->crc, tokens, n * sizeof(int32_t));
             for (size_t i = 0; i < n; i++)
-                check(tokens[i] >= 0 && (size_t)tokens[i] < V, EXIT_INPUT, "%s: token %" PRIu64 " is %u, "
-                      "but the model has vocab_size %zu (tokenizer %s): choose the --tokenizer or "
-                      "--vocab_size the shard was made with", s->path, at + i, (unsigned)tokens[i], V,
-                      tokenizer);
+                check(tokens[i] >= 0 && (size_t)tokens[i] < V, EXIT_INPUT,
+                      "%s: token %" PRIu64 " is %u, the model has vocab_size %zu (tokenizer %s): "
+                "choose the --tokenizer or --vocab_size the shard was made with", s->path, at + i,
+                (unsigned)tokens[i], V, tokenizer);
         }
     }
     free(tokens);
@@ -1777,7 +1833,7 @@ static void data_open_text(Data *d, const char *path, const Tokenizer *tokenizer
     free(text);
 }
 // source: a text file, a token shard, or a pattern of token shards.
-static Data data_open(const char *source, const Tokenizer *tokenizer, size_t V) {
+static Data data_open(const char *source, const Tokenizer *tokenizer, const char *name, size_t V) {
     Data d;
     memset(&d, 0, sizeof d);
     d.source = source;
@@ -1786,18 +1842,18 @@ static Data data_open(const char *source, const Tokenizer *tokenizer, size_t V) 
     struct stat st;
     int is_literal = stat(source, &st) == 0; // a name that exists is not a pattern, [1] or not
     char *literal[1] = { (char *)source };
-    check(is_literal || glob(source, 0, NULL, &found) == 0, EXIT_INPUT, "%s: no such file, and as a "
-          "pattern it matches nothing", source);
+    check(is_literal || glob(source, 0, NULL, &found) == 0, EXIT_INPUT, "%s: no such file, and as "
+          "a pattern it matches nothing", source);
     char **paths = is_literal ? literal : found.gl_pathv;
     size_t count = is_literal ? 1 : found.gl_pathc, length = strlen(paths[0]);
     InFile file = in_open(paths[0]);
     uint32_t magic = 0;
     if (file.bytes >= 4) in_read(&file, 0, &magic, 4);
     in_close(&file);
-    if (is_shard_magic(magic) || count > 1 || (length > 4 && !strcmp(paths[0] + length - 4, ".bin")))
-        data_open_shards(&d, paths, count);
+    int is_bin = length > 4 && !strcmp(paths[0] + length - 4, ".bin");
+    if (is_shard_magic(magic) || count > 1 || is_bin) data_open_shards(&d, paths, count);
     else data_open_text(&d, paths[0], tokenizer);
-    data_check_tokens(&d, V, tokenizer->name);
+    data_check_tokens(&d, V, name);
     if (!is_literal) globfree(&found);
     return d;
 }
@@ -1806,8 +1862,8 @@ static void data_cut(Data *d, uint64_t first, uint64_t count, size_t T, const ch
     d->first = first;
     d->count = count;
     d->T = T;
-    check(count >= T + 1, EXIT_INPUT, "%s: %" PRIu64 " tokens for %s, but one window of --seq_len %zu "
-          "needs %zu", d->source, count, use, T, T + 1);
+    check(count >= T + 1, EXIT_INPUT, "%s: %" PRIu64 " tokens for %s, but one window of --seq_len "
+          "%zu needs %zu", d->source, count, use, T, T + 1);
     d->num_windows = (count - 1) / T;
 }
 // The T + 1 tokens of sample number `sample` of the run.
@@ -1816,8 +1872,9 @@ static void data_sample(const Data *d, uint64_t sample, int32_t *out) {
     if (d->is_shuffled) window = permute(window, d->num_windows, hash64(d->seed) + epoch);
     data_read(d, d->first + window * d->T, d->T + 1, out);
 }
-// `count` samples from number `first` on: tokens (count,T) for the model, and targets (count,T) one on.
-static void data_batch(const Data *d, uint64_t first, size_t count, int32_t *tokens, int32_t *window) {
+// `count` samples from number `first` on: inputs (count,T), then targets (count,T), a token later.
+static void data_batch(const Data *d, uint64_t first, size_t count, int32_t *tokens,
+                       int32_t *window) {
     for (size_t b = 0; b < count; b++) {
         data_sample(d, first + b, window);
         memcpy(tokens + b * d->T, window, d->T * sizeof(int32_t));
@@ -1825,37 +1882,40 @@ static void data_batch(const Data *d, uint64_t first, size_t count, int32_t *tok
     }
 }
 
+// === 12. Tokenizer and sampling ======================================================== [shared]
+
+// --- 12.1 tokenizer ---
+struct Tokenizer { const char *name; size_t vocab_size; int end_of_text; };
+static Tokenizer tok_load(const char *spec) {
+    check(!strcmp(spec, "bytes"), EXIT_INPUT, "--tokenizer %s: only bytes", spec);
+    Tokenizer t = { "bytes", 257, 256 };
+    return t;
+}
+static size_t tok_encode(const Tokenizer *t, const char *text, size_t bytes, uint32_t *out) {
+    (void)t;
+    for (size_t i = 0; i < bytes; i++) out[i] = (unsigned char)text[i];
+    return bytes;
+}
+static const char *tok_bytes(const Tokenizer *t, uint32_t id, size_t *bytes) {
+    (void)t;
+    static char b[256]; if (id > 255) { *bytes = 0; return ""; }
+    b[id] = (char)id; *bytes = 1; return &b[id];
+}
+static int tok_save(const Tokenizer *t, const char *folder, size_t maxT) { (void)t; (void)folder;
+    (void)maxT; return 0; }
+
 // --- 12.2 sampling ---
 
-// Show bytes of a text that is still growing: on a terminal control bytes are escaped, so that a model
-// cannot drive it, and a character is held back until its last byte is there.
-typedef struct { FILE *file; int is_terminal; char held[4]; size_t held_count; } Printer;
-
-static Printer printer_open(FILE *file) {
-    Printer p = { file, isatty(fileno(file)), { 0 }, 0 };
-    return p;
-}
-static void printer_flush_held(Printer *p) { // bytes that never became a character
-    for (size_t i = 0; i < p->held_count; i++) fprintf(p->file, "\\x%02x", (unsigned char)p->held[i]);
-    p->held_count = 0;
-}
-static void printer_put(Printer *p, const char *bytes, size_t count) {
-    if (!p->is_terminal) fwrite(bytes, 1, count, p->file);
-    for (size_t i = 0; i < count && p->is_terminal; i++) {
-        unsigned char c = (unsigned char)bytes[i], lead = (unsigned char)p->held[0];
-        if ((c & 0xc0) != 0x80) printer_flush_held(p);
-        p->held[p->held_count++] = (char)c;
-        if (p->held_count == 1) lead = c;
-        size_t wanted = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : lead >= 0xc2 ? 2 : 1;
-        int is_control = p->held_count == 1 ? (c < 0x20 && c != '\n' && c != '\t') || c == 0x7f ||
-                         (c >= 0x80 && c < 0xc2) || c > 0xf4 : lead == 0xc2 && c < 0xa0;
-        if (is_control) printer_flush_held(p);
-        else if (p->held_count == wanted) {
-            fwrite(p->held, 1, wanted, p->file);
-            p->held_count = 0;
-        }
+// Bytes of a sample; a terminal gets control bytes as \xNN, so that a model cannot drive it.
+static void print_bytes(FILE *file, const char *bytes, size_t count) {
+    int is_terminal = isatty(fileno(file));
+    for (size_t i = 0; i < count; i++) {
+        unsigned char c = (unsigned char)bytes[i];
+        int is_control = (c < 0x20 && c != '\n' && c != '\t') || c == 0x7f;
+        if (is_terminal && is_control) fprintf(file, "\\x%02x", c);
+        else fputc(c, file);
     }
-    fflush(p->file);
+    fflush(file); // a character of several tokens is completed by the terminal
 }
 
 // Tokens at positions first .. first+n-1 of one sequence whose earlier keys and values are in the
@@ -1873,8 +1933,8 @@ static real *gpt_extend(Model *model, const int32_t *tokens, size_t n, size_t fi
             floatX *keys = model->cache + 2 * l * model->cache_T * c.C;
             layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, a.x, p.ln1w, p.ln1b, rows, c.C);
             matmul_forward(a.qkv, NULL, a.ln1, p.qkvw, p.qkvb, NULL, rows, c.C, 3 * c.C);
-            attention_cached(a.att, keys, keys + model->cache_T * c.C, a.qkv, rows, first + done, c.C,
-                             c.NH);
+            attention_cached(a.att, keys, keys + model->cache_T * c.C, a.qkv, rows, first + done,
+                             c.C, c.NH);
             matmul_forward(a.mid, NULL, a.att, p.attprojw, p.attprojb, a.x, rows, c.C, c.C);
             layernorm_forward(a.ln2, a.ln2_mean, a.ln2_rstd, a.mid, p.ln2w, p.ln2b, rows, c.C);
             matmul_forward(a.gelu, a.fc, a.ln2, p.fcw, p.fcb, NULL, rows, c.C, 4 * c.C);
@@ -1899,7 +1959,10 @@ static int candidate_order(const void *a, const void *b) { // likeliest first; i
 static int32_t sample_token(const real *logits, Candidate *candidates, size_t V, const Flags *f,
                             double uniform) {
     size_t count = V;
-    for (size_t i = 0; i < V; i++) { candidates[i].logit = logits[i]; candidates[i].id = (int32_t)i; }
+    for (size_t i = 0; i < V; i++) {
+        candidates[i].logit = logits[i];
+        candidates[i].id = (int32_t)i;
+    }
     if (f->temperature == 0) {
         for (size_t i = 1; i < V; i++)
             if (candidate_order(&candidates[i], &candidates[0]) < 0) candidates[0] = candidates[i];
@@ -1938,8 +2001,7 @@ static void gpt_sample(Model *model, const Tokenizer *tokenizer, const Flags *f,
               encoded[i], V);
         tokens[i] = (int32_t)encoded[i];
     }
-    Printer printer = printer_open(file);
-    printer_put(&printer, prompt, bytes);
+    print_bytes(file, prompt, bytes);
     size_t begin = 0, cached = 0; // the cache holds tokens begin .. begin + cached - 1
     for (size_t end = count; count < end + wanted; count++) {
         if (count - begin > model->cache_T) {
@@ -1953,9 +2015,8 @@ static void gpt_sample(Model *model, const Tokenizer *tokenizer, const Flags *f,
         if (tokens[count] == tokenizer->end_of_text) break;
         size_t length;
         const char *text = tok_bytes(tokenizer, (uint32_t)tokens[count], &length);
-        printer_put(&printer, text, length);
+        print_bytes(file, text, length);
     }
-    printer_flush_held(&printer);
     fprintf(file, "\n");
     free(encoded);
     free(tokens);
@@ -1964,11 +2025,11 @@ static void gpt_sample(Model *model, const Tokenizer *tokenizer, const Flags *f,
 }
 
 // === 13. Checkpoints =================================================================== [shared]
-// A checkpoint is the folder OUT/step_00002000: config.json, model.safetensors and the tokenizer, as
-// Hugging Face's GPT2LMHeadModel reads them, and train_state.safetensors, from which a run goes on as
-// if it had never stopped. It is written to step_00002000.tmp, brought to the disk, and renamed: there
-// is never a half checkpoint under a good name. Every tensor carries its CRC-32C, and loading checks
-// all of them before it changes anything.
+// A checkpoint is the folder OUT/step_00002000: config.json, model.safetensors and the tokenizer,
+// as Hugging Face's GPT2LMHeadModel reads them, and train_state.safetensors, from which a run goes
+// on as if it had never stopped. It is written to step_00002000.tmp, brought to the disk, and
+// renamed: there is never a half checkpoint under a good name. Every tensor carries its CRC-32C,
+// and loading checks all of them before it changes anything.
 
 // --- 13.1 safetensors: u64 length of the header, JSON header, data ---
 typedef struct {
@@ -2002,7 +2063,8 @@ static void st_read_tensor(St *st, Json *j, StTensor *t) {
         else if (!strcmp(key, "shape")) {
             json_enter(j, '[');
             while (json_more(j, ']')) {
-                check(t->num_dims < 4, EXIT_INPUT, "%s: %s has over 4 dimensions", j->path, t->name);
+                check(t->num_dims < 4, EXIT_INPUT, "%s: %s has over 4 dimensions", j->path,
+                    t->name);
                 t->dims[t->num_dims++] = json_count(j);
             }
             seen |= 2;
@@ -2014,13 +2076,14 @@ static void st_read_tensor(St *st, Json *j, StTensor *t) {
     }
     check(seen == 7, EXIT_INPUT, "%s: %s lacks dtype, shape or data_offsets", j->path, t->name);
     int wraps = 0;
-    for (size_t i = 0; i < t->num_dims; i++) wraps |= __builtin_mul_overflow(bytes, t->dims[i], &bytes);
+    for (size_t i = 0; i < t->num_dims; i++)
+        wraps |= __builtin_mul_overflow(bytes, t->dims[i], &bytes);
     wraps |= __builtin_mul_overflow(bytes, dtype_bytes(t->dtype), &bytes);
     uint64_t data_bytes = st->file.bytes - st->data_start;
-    check(!wraps && t->begin <= t->end && t->end - t->begin == bytes && t->end <= data_bytes, EXIT_INPUT,
-          "%s: %s: bytes %" PRIu64 " to %" PRIu64 " of the data, but its shape needs %" PRIu64
-          " and the file holds %" PRIu64 ": damaged or cut short", j->path, t->name, t->begin, t->end,
-          bytes, data_bytes);
+    check(!wraps && t->begin <= t->end && t->end - t->begin == bytes && t->end <= data_bytes,
+          EXIT_INPUT, "%s: %s: bytes %" PRIu64 " to %" PRIu64 " of the data, but its shape needs %"
+          PRIu64 " and the file holds %" PRIu64 ": damaged or cut short", j->path, t->name,
+          t->begin, t->end, bytes, data_bytes);
 }
 static void st_close(St *st) {
     in_close(&st->file);
@@ -2036,8 +2099,8 @@ static void st_open(St *st, const char *path) {
     uint64_t header_bytes = 0, used = 0;
     in_read(&st->file, 0, &header_bytes, 8);
     check(header_bytes >= 2 && header_bytes <= ST_MAX_HEADER && header_bytes <= st->file.bytes - 8,
-          EXIT_INPUT, "%s: a safetensors header of %" PRIu64 " bytes does not fit a file of %" PRIu64
-          " (limit %d): cut short, or not safetensors", path, header_bytes, st->file.bytes,
+          EXIT_INPUT, "%s: a safetensors header of %" PRIu64 " bytes does not fit a file of %"
+          PRIu64 " (limit %d): cut short, or not safetensors", path, header_bytes, st->file.bytes,
           ST_MAX_HEADER);
     char *text = (char *)host_alloc(header_bytes + 1);
     in_read(&st->file, 8, text, header_bytes);
@@ -2064,7 +2127,8 @@ static void st_open(St *st, const char *path) {
             }
             continue;
         }
-        check(st->num_tensors < ST_MAX_ENTRIES, EXIT_INPUT, "%s: over %d tensors", path, ST_MAX_ENTRIES);
+        check(st->num_tensors < ST_MAX_ENTRIES, EXIT_INPUT, "%s: over %d tensors", path,
+              ST_MAX_ENTRIES);
         st->tensors = (StTensor *)host_grow(st->tensors, (st->num_tensors + 1) * sizeof(StTensor));
         StTensor *t = &st->tensors[st->num_tensors++];
         memset(t, 0, sizeof *t);
@@ -2073,8 +2137,9 @@ static void st_open(St *st, const char *path) {
         used += t->end - t->begin;
     }
     free(text);
-    check(used == st->file.bytes - st->data_start, EXIT_INPUT, "%s: tensors take %" PRIu64 " bytes, "
-          "the file has %" PRIu64 " after the header", path, used, st->file.bytes - st->data_start);
+    check(used == st->file.bytes - st->data_start, EXIT_INPUT,
+          "%s: tensors take %" PRIu64 " bytes, the file has %" PRIu64 " after the header", path,
+          used, st->file.bytes - st->data_start);
 }
 static const char *st_meta(const St *st, const char *key) {
     for (size_t i = 0; i < st->num_metas; i++)
@@ -2102,8 +2167,8 @@ static void *st_bytes(const St *st, const StTensor *t) {
     uint32_t crc = recorded ? crc32c(0, data, bytes) : 0;
     int good = !recorded || strtoul(recorded, NULL, 16) == crc;
     if (!good) free(data);
-    check(good, EXIT_INPUT, "%s: %s: CRC-32C is %08x, recorded %s: damaged", st->file.path, t->name, crc,
-          recorded);
+    check(good, EXIT_INPUT, "%s: %s: CRC-32C is %08x, recorded %s: damaged", st->file.path, t->name,
+          crc, recorded);
     return data;
 }
 static double half_to_double(uint16_t h) { // IEEE binary16
@@ -2131,16 +2196,16 @@ static real st_value(const StTensor *t, const void *data, size_t i) {
     memcpy(&single, &bits, 4);
     return single;
 }
-// Tensor `name` as parameter p lies in memory: (rows,cols) with zero padding rows. The caller frees it.
+// Tensor `name` as parameter p lies in memory: (rows,cols), padding rows zero. The caller frees it.
 static real *st_param(const St *st, const ParamInfo *p, const char *name) {
     const StTensor *t = st_find(st, name);
     check(t != NULL, EXIT_INPUT, "%s: no tensor %s", st->file.path, name);
     uint64_t d0 = p->is_transposed ? p->cols : p->file_rows;
     uint64_t d1 = p->is_transposed ? p->file_rows : p->cols;
     size_t num_dims = p->is_matrix ? 2 : 1;
-    check(t->num_dims == num_dims && t->dims[0] == d0 && (num_dims == 1 || t->dims[1] == d1), EXIT_INPUT,
-          "%s: %s has shape (%" PRIu64 ",%" PRIu64 "), the model needs (%" PRIu64 ",%" PRIu64 ")",
-          st->file.path, name, t->dims[0], t->num_dims > 1 ? t->dims[1] : 1, d0, d1);
+    check(t->num_dims == num_dims && t->dims[0] == d0 && (num_dims == 1 || t->dims[1] == d1),
+          EXIT_INPUT, "%s: %s has shape (%" PRIu64 ",%" PRIu64 "), the model needs (%" PRIu64 ",%"
+          PRIu64 ")", st->file.path, name, t->dims[0], t->num_dims > 1 ? t->dims[1] : 1, d0, d1);
     check(!strcmp(t->dtype, "F32") || !strcmp(t->dtype, "F64") || !strcmp(t->dtype, "F16") ||
           !strcmp(t->dtype, "BF16"), EXIT_INPUT, "%s: %s has type %s, want F32, F64, F16 or BF16",
           st->file.path, name, t->dtype);
@@ -2206,8 +2271,8 @@ static Text st_header(const SaveItem *items, size_t count, const Layout *y, cons
         size_t d0 = p->is_transposed ? p->cols : p->file_rows;
         size_t d1 = p->is_transposed ? p->file_rows : p->cols;
         uint64_t end = offset + p->file_rows * p->cols * sizeof(real);
-        text_add(&t, ",\"%s\":{\"dtype\":\"F%d\",\"shape\":[%zu", items[k].name, (int)sizeof(real) * 8,
-                 d0);
+        text_add(&t, ",\"%s\":{\"dtype\":\"F%d\",\"shape\":[%zu", items[k].name,
+                 (int)sizeof(real) * 8, d0);
         if (p->is_matrix) text_add(&t, ",%zu", d1);
         text_add(&t, "],\"data_offsets\":[%" PRIu64 ",%" PRIu64 "]}", offset, end);
         offset = end;
@@ -2245,7 +2310,8 @@ static int st_save(const char *path, const Model *model, const char *groups, con
     out_write(&f, header.at, header.count);
     for (size_t k = 0; k < count && !f.error; k++) {
         const ParamInfo *p = &y->params[items[k].param];
-        if (k == 0 || items[k].bucket != items[k - 1].bucket || items[k].group != items[k - 1].group)
+        int is_next = k == 0 || items[k].bucket != items[k - 1].bucket;
+        if (is_next || items[k].group != items[k - 1].group)
             bucket_to_host(values, model, items[k].group, items[k].bucket);
         const real *from = values + p->offset;
         if (p->is_transposed) {
@@ -2292,8 +2358,9 @@ static Text config_json(const Config *c, const Tokenizer *tokenizer) {
     Text t = { NULL, 0, 0 };
     text_add(&t, "{\n  \"architectures\": [\"GPT2LMHeadModel\"],\n  \"model_type\": \"gpt2\",\n"
              "  \"activation_function\": \"gelu_new\",\n  \"layer_norm_epsilon\": 1e-05,\n"
-             "  \"n_layer\": %zu,\n  \"n_head\": %zu,\n  \"n_embd\": %zu,\n  \"n_positions\": %zu,\n"
-             "  \"n_ctx\": %zu,\n  \"vocab_size\": %zu,\n", c->L, c->NH, c->C, c->maxT, c->maxT, c->V);
+             "  \"n_layer\": %zu,\n  \"n_head\": %zu,\n  \"n_embd\": %zu,\n  \"n_positions\": "
+             "%zu,\n  \"n_ctx\": %zu,\n  \"vocab_size\": %zu,\n", c->L, c->NH, c->C, c->maxT,
+             c->maxT, c->V);
     if (tokenizer->end_of_text >= 0)
         text_add(&t, "  \"bos_token_id\": %d,\n  \"eos_token_id\": %d,\n", tokenizer->end_of_text,
                  tokenizer->end_of_text);
@@ -2312,7 +2379,8 @@ static uint64_t *ckpt_list(const char *out, size_t *count) {
     for (struct dirent *e; dir != NULL && (e = readdir(dir)) != NULL; ) {
         uint64_t step;
         int length = 0;
-        if (sscanf(e->d_name, "step_%" SCNu64 "%n", &step, &length) != 1 || e->d_name[length]) continue;
+        int fields = sscanf(e->d_name, "step_%" SCNu64 "%n", &step, &length);
+        if (fields != 1 || e->d_name[length]) continue;
         steps = (uint64_t *)host_grow(steps, (*count + 1) * sizeof *steps);
         size_t at = (*count)++;
         for (; at > 0 && steps[at - 1] < step; at--) steps[at] = steps[at - 1];
@@ -2321,11 +2389,12 @@ static uint64_t *ckpt_list(const char *out, size_t *count) {
     if (dir != NULL) closedir(dir);
     return steps;
 }
-// Returns 0 when the checkpoint is whole, on the disk and under its name; otherwise an errno, and the
-// folder is as it was.
+// Returns 0 when the checkpoint is whole, on the disk and under its name; otherwise an errno, and
+// the folder is as it was.
 static int ckpt_save(const Model *model, const State *state, const Flags *f,
                      const Tokenizer *tokenizer) {
-    char *folder = ckpt_path(f->out, state->step, ".tmp"), *name = ckpt_path(f->out, state->step, "");
+    char *folder = ckpt_path(f->out, state->step, ".tmp");
+    char *name = ckpt_path(f->out, state->step, "");
     char *model_file = text_of("%s/model.safetensors", folder);
     char *state_file = text_of("%s/train_state.safetensors", folder);
     Text meta = { NULL, 0, 0 }, values = { NULL, 0, 0 };
@@ -2343,7 +2412,8 @@ static int ckpt_save(const Model *model, const State *state, const Flags *f,
     if (!error) error = tok_save(tokenizer, folder, model->config.maxT);
     if (!error) error = sync_folder(folder);
     struct stat st;
-    if (!error && stat(name, &st) == 0) remove_folder(name); // the same step again, after a rollback
+    // the same step again, after a rollback
+    if (!error && stat(name, &st) == 0) remove_folder(name);
     if (!error && rename(folder, name) != 0) error = errno;
     if (!error) error = sync_folder(f->out);
     if (error) remove_folder(folder);
@@ -2365,7 +2435,8 @@ static void gpt_load(Model *model, const St *st, const char *groups) {
     size_t room = 0;
     for (int s = 0; s < NUM_SCOPES; s++) room = max_size(room, y->bucket_count[s]);
     real *values = (real *)host_alloc(room * sizeof(real));
-    for (const char *g = groups; *g; g++) for (size_t bucket = 0; bucket < y->num_buckets; bucket++) {
+    for (const char *g = groups; *g; g++)
+      for (size_t bucket = 0; bucket < y->num_buckets; bucket++) {
         memset(values, 0, room * sizeof(real));
         for (int i = 0; i < NUM_PARAMS; i++) {
             const ParamInfo *p = &y->params[i];
@@ -2397,12 +2468,12 @@ static Config config_read(const char *path) {
         if (number != NULL) *number = (size_t)json_count(&j);
         else if (is_type || is_gelu) {
             json_string(&j, value, sizeof value);
-            check(!strcmp(value, is_type ? "gpt2" : "gelu_new"), EXIT_INPUT, "%s: %s is %s, only %s can be "
-                  "loaded", path, key, value, is_type ? "gpt2" : "gelu_new");
+            check(!strcmp(value, is_type ? "gpt2" : "gelu_new"), EXIT_INPUT, "%s: %s is %s, only "
+                  "%s can be loaded", path, key, value, is_type ? "gpt2" : "gelu_new");
         } else if (!strcmp(key, "layer_norm_epsilon")) {
             double eps = json_number(&j);
-            check(fabs(eps - 1e-5) < 1e-9, EXIT_INPUT, "%s: %s is %g, only 1e-5 can be loaded", path, key,
-                  eps);
+            check(fabs(eps - 1e-5) < 1e-9, EXIT_INPUT, "%s: %s is %g, only 1e-5 can be loaded",
+                  path, key, eps);
         } else json_skip(&j);
     }
     free(text);
@@ -2427,8 +2498,8 @@ static uint64_t ckpt_number(const Ckpt *c, const char *key) {
     const char *text = st_meta(&c->state, key);
     char *end = NULL;
     uint64_t value = text ? strtoull(text, &end, 10) : 0;
-    check(text != NULL && end != text && *end == 0, EXIT_INPUT, "%s: metadata %s is %s, want a number",
-          c->state.file.path, key, text ? text : "missing");
+    check(text != NULL && end != text && *end == 0, EXIT_INPUT, "%s: metadata %s is %s, want a "
+          "number", c->state.file.path, key, text ? text : "missing");
     return value;
 }
 // Verify everything in the checkpoint; a fault ends in check().
@@ -2438,17 +2509,17 @@ static void ckpt_verify(Ckpt *c, uint64_t step) {
     st_open(&c->model, model_file);
     st_open(&c->state, state_file);
     uint64_t version = ckpt_number(c, "version");
-    check(version == CKPT_VERSION, EXIT_INPUT, "%s: version %" PRIu64 ", this program reads %d: resume "
-          "with the program that wrote it", state_file, version, CKPT_VERSION);
-    check(ckpt_number(c, "step") == step, EXIT_INPUT, "%s: step %" PRIu64 ", its folder says %" PRIu64,
-          state_file, ckpt_number(c, "step"), step);
+    check(version == CKPT_VERSION, EXIT_INPUT, "%s: version %" PRIu64 ", this program reads %d: "
+          "resume with the program that wrote it", state_file, version, CKPT_VERSION);
+    check(ckpt_number(c, "step") == step, EXIT_INPUT, "%s: step %" PRIu64 ", its folder says %"
+          PRIu64, state_file, ckpt_number(c, "step"), step);
     check(st_meta(&c->state, "flags") != NULL, EXIT_INPUT, "%s: no flags", state_file);
     for (int k = 0; k < 2; k++) {
         const St *st = k ? &c->state : &c->model;
         for (size_t i = 0; i < st->num_tensors; i++) free(st_bytes(st, &st->tensors[i]));
     }
 }
-// The newest good checkpoint of OUT; bad ones are reported and passed over. 0 when there is none at all.
+// The newest good checkpoint of OUT; bad ones are reported and passed over. 0: there is none.
 static int ckpt_open_newest(Ckpt *c, const char *out) {
     size_t count;
     uint64_t *steps = ckpt_list(out, &count);
@@ -2469,23 +2540,25 @@ static int ckpt_open_newest(Ckpt *c, const char *out) {
         st_close(&c->model);
         st_close(&c->state);
     }
-    check(count == 0 || k < count, EXIT_INPUT, "%s: none of its %zu checkpoints is good; move them away "
-          "to start anew", out, count);
+    check(count == 0 || k < count, EXIT_INPUT, "%s: none of its %zu checkpoints is good; move them "
+          "away to start anew", out, count);
     free(steps);
     return count > 0;
 }
 
 // === 14. Cost model and log ============================================================ [shared]
 
-// FLOPs of the forward pass for one token in a sequence of T: two for each weight of a matrix, the head
-// included, and two products of the causal attention, counted once. A training step takes three times
-// as much (the backward pass makes two products for each of the forward pass).
+// FLOPs of the forward pass for one token in a sequence of T: two for each weight of a matrix, the
+// head included, and two products of the causal attention, counted once. A training step takes
+// three times as much (the backward pass makes two products for each of the forward pass).
 static double flops_per_token(const Config *c, size_t T) {
     double L = (double)c->L, C = (double)c->C;
     return 2 * (12 * L * C * C + (double)c->V * C) + 2 * L * C * (double)(T + 1);
 }
 // Textbook figures, for --plan and the tests (Kaplan et al. 2020; Korthikanti et al. 2022).
-static double textbook_train_flops(double parameters, double tokens) { return 6 * parameters * tokens; }
+static double textbook_train_flops(double parameters, double tokens) {
+    return 6 * parameters * tokens;
+}
 static double textbook_days(double flops, double peak_flops, double utilisation) {
     return flops / (peak_flops * utilisation) / 86400;
 }
@@ -2498,8 +2571,8 @@ static size_t num_micro_batches(const Flags *f) { // of one process in one step
     int64_t micro = f->batch_size * f->seq_len * ranks, total = f->total_batch_tokens;
     if (total == 0) return 1;
     check(total % micro == 0, EXIT_USAGE, "--total_batch_tokens %" PRId64 " is no multiple of "
-          "batch_size * seq_len * processes = %" PRId64 "; nearest: %" PRId64 " or %" PRId64, total, micro,
-          total < micro ? micro : total / micro * micro, (total / micro + 1) * micro);
+          "batch_size * seq_len * processes = %" PRId64 "; nearest: %" PRId64 " or %" PRId64, total,
+          micro, total < micro ? micro : total / micro * micro, (total / micro + 1) * micro);
     return (size_t)(total / micro);
 }
 
@@ -2510,34 +2583,38 @@ static void print_plan(const Model *planned, const Flags *f) {
     const Config *c = &model.config;
     size_t total_bytes = 0, batch_tokens = num_micro_batches(f) * model.B * model.T * (size_t)ranks;
     for (int i = 0; i < NUM_BUFFERS; i++) total_bytes += infos[i].bytes;
-    double tokens = (double)batch_tokens * (double)f->steps, flops = 3 * flops_per_token(c, model.T);
+    double tokens = (double)batch_tokens * (double)f->steps;
+    double flops = 3 * flops_per_token(c, model.T);
     double parameters = (double)model.layout.num_parameters, peak = dev_peak_flops() * ranks;
     Text t = { NULL, 0, 0 };
     text_add(&t, "{\"parameters\":%zu,\"flops_per_token\":%.17g,\"tokens\":%.17g,\"flops\":%.17g,"
-             "\"peak_flops\":%.6g,\"bytes\":%zu,\"buffers\":{", model.layout.num_parameters, flops, tokens,
-             flops * tokens, peak, total_bytes);
+             "\"peak_flops\":%.6g,\"bytes\":%zu,\"buffers\":{", model.layout.num_parameters, flops,
+             tokens, flops * tokens, peak, total_bytes);
     for (int i = 0; i < NUM_BUFFERS; i++)
         text_add(&t, "%s\"%s\":%zu", i ? "," : "", infos[i].what, infos[i].bytes);
     text_add(&t, "}}\n");
     if (f->json) { printf("%s", t.at); free(t.at); return; }
     free(t.at);
-    printf("model       %zu parameters: %zu layers, %zu heads, %zu channels, vocabulary %zu (padded to "
-           "%zu), up to %zu positions\n", model.layout.num_parameters, c->L, c->NH, c->C, c->V, c->Vp,
-           c->maxT);
+    printf("model       %zu parameters: %zu layers, %zu heads, %zu channels, vocabulary %zu "
+           "(padded to %zu), up to %zu positions\n", model.layout.num_parameters, c->L, c->NH, c->C,
+           c->V, c->Vp, c->maxT);
     printf("step        %zu tokens: %zu micro-batches of %zu x %zu on %d processes; %.4g FLOPs\n",
-           batch_tokens, num_micro_batches(f), model.B, model.T, ranks, flops * (double)batch_tokens);
-    printf("run         %" PRId64 " steps, %.4g tokens, %.4g FLOPs (6 N D says %.4g); at this machine's "
-           "%.4g FLOP/s and 50 %%: %.3g days\n", f->steps, tokens, flops * tokens,
-           textbook_train_flops(parameters, tokens), peak, textbook_days(flops * tokens, peak, 0.5));
+           batch_tokens, num_micro_batches(f), model.B, model.T, ranks,
+           flops * (double)batch_tokens);
+    printf("run         %" PRId64 " steps, %.4g tokens, %.4g FLOPs (6 N D says %.4g); at this "
+           "machine's %.4g FLOP/s and 50 %%: %.3g days\n", f->steps, tokens, flops * tokens,
+           textbook_train_flops(parameters, tokens), peak,
+           textbook_days(flops * tokens, peak, 0.5));
     for (int i = 0; i < NUM_BUFFERS; i++)
         printf("memory      %12zu bytes  %s\n", infos[i].bytes, infos[i].what);
     printf("memory      %12zu bytes  in all, of %zu free\n", total_bytes, dev_bytes_free());
     for (int i = 0; i < NUM_ACTS; i++)
-        printf("activation  %12zu bytes  %zu x %s\n", model.act_infos[i].copies * model.act_infos[i].bytes,
-               model.act_infos[i].copies, model.act_infos[i].name);
-    printf("textbook    16 bytes a parameter for mixed-precision Adam: %.4g; 16-bit activations of a "
-           "layer: %.4g\n", textbook_adam_bytes(parameters),
-           textbook_layer_bytes((double)model.T, (double)model.B, (double)c->C, (double)c->NH, 1));
+        printf("activation  %12zu bytes  %zu x %s\n",
+               model.act_infos[i].copies * model.act_infos[i].bytes, model.act_infos[i].copies,
+               model.act_infos[i].name);
+    printf("textbook    16 bytes a parameter for mixed-precision Adam: %.4g; 16-bit activations of "
+           "a layer: %.4g\n", textbook_adam_bytes(parameters), textbook_layer_bytes((double)model.T,
+           (double)model.B, (double)c->C, (double)c->NH, 1));
 }
 
 // --- 14.1 where the time goes ---
@@ -2549,7 +2626,8 @@ static const char *const phase_names[NUM_PHASES] = { PHASES(PHASE_NAME) };
 
 typedef struct { double ms[NUM_PHASES], at; } Clock; // at: when the last phase ended
 static void clock_start(Clock *clock) { clock->at = now_ms(); }
-static void clock_lap(Clock *clock, int phase) { // the time since the last call belongs to this phase
+// the time since the last call belongs to this phase
+static void clock_lap(Clock *clock, int phase) {
     dev_sync();
     double now = now_ms();
     clock->ms[phase] += now - clock->at;
@@ -2616,7 +2694,8 @@ typedef struct { double loss, bits_per_byte; uint64_t tokens; } Evaluation;
 static Evaluation evaluate(Run *run, Data *d, uint64_t max_samples) {
     Model *model = &run->model;
     size_t B = model->B, T = d->T;
-    uint64_t samples = max_samples > 0 && max_samples < d->num_windows ? max_samples : d->num_windows;
+    uint64_t samples = d->num_windows;
+    if (max_samples > 0 && max_samples < samples) samples = max_samples;
     double sum = 0, bytes = 0;
     for (uint64_t first = 0; first < samples; first += B) {
         size_t count = (size_t)(samples - first < B ? samples - first : B);
@@ -2644,11 +2723,13 @@ static void train_step(Run *run) {
     size_t B = model->B, T = model->T, n = num_micro_batches(f), all = n * (size_t)ranks;
     double sum = 0;
     for (size_t i = 0; i < n; i++) {
-        data_batch(&run->train, state->samples + ((size_t)rank * n + i) * B, B, run->batch, run->window);
+        data_batch(&run->train, state->samples + ((size_t)rank * n + i) * B, B, run->batch,
+                   run->window);
         to_dev(model->tokens, run->batch, 2 * B * T * sizeof(int32_t));
         clock_lap(&run->clock, PHASE_input);
         gpt_forward(model, model->tokens, B, T);
-        sum += gpt_head(model, model->tokens + B * T, B * T, (real)(1.0 / (double)(all * B * T)), i > 0);
+        sum += gpt_head(model, model->tokens + B * T, B * T, (real)(1.0 / (double)(all * B * T)),
+                        i > 0);
         clock_lap(&run->clock, PHASE_forward);
         gpt_backward(model, model->tokens, B, T, i > 0);
         clock_lap(&run->clock, PHASE_backward);
@@ -2676,18 +2757,21 @@ static void print_line(Run *run, const char *text, int is_progress) {
     if (is_progress && !is_terminal && now_ms() - run->last_print_ms < 10000 && run->state.step > 1)
         return;
     run->last_print_ms = now_ms();
-    fprintf(stderr, is_terminal ? "\r%s\x1b[K%s" : "%s%s", text, is_progress && is_terminal ? "" : "\n");
+    fprintf(stderr, "%s%s%s", is_terminal ? "\r\x1b[K" : "", text,
+            is_progress && is_terminal ? "" : "\n");
 }
 static void report_step(Run *run, double ms) {
     const Flags *f = &run->flags;
     const State *state = &run->state;
     double tokens = (double)(num_micro_batches(f) * run->model.B * run->model.T * (size_t)ranks);
-    double tok_per_s = tokens / ms * 1e3, left_s = ((double)f->steps - (double)state->step) * ms / 1e3;
-    double lr = lr_at(f, state->step - 1);
-    double mfu = 3 * flops_per_token(&run->model.config, run->model.T) * tok_per_s / run->peak_flops;
-    char *line = text_of("step %" PRIu64 "/%" PRId64 " | loss %.4f | norm %.3f | lr %.2e | %.1f ms | %.0f "
-                         "tok/s | %.0f%% of peak | %.0f:%02.0f left", state->step, f->steps, run->loss,
-                         run->norm, lr, ms, tok_per_s, 100 * mfu, floor(left_s / 60), fmod(left_s, 60));
+    double tok_per_s = tokens / ms * 1e3, lr = lr_at(f, state->step - 1);
+    double left_s = ((double)f->steps - (double)state->step) * ms / 1e3;
+    double flops = 3 * flops_per_token(&run->model.config, run->model.T);
+    double mfu = flops * tok_per_s / run->peak_flops;
+    char *line = text_of("step %" PRIu64 "/%" PRId64 " | loss %.4f | norm %.3f | lr %.2e | %.1f ms "
+                         "| %.0f tok/s | %.0f%% of peak | %.0f:%02.0f left", state->step, f->steps,
+                         run->loss, run->norm, lr, ms, tok_per_s, 100 * mfu, floor(left_s / 60),
+                         fmod(left_s, 60));
     print_line(run, line, 1);
     free(line);
     Text t = { NULL, 0, 0 };
@@ -2711,8 +2795,8 @@ static void report_step(Run *run, double ms) {
 static void report_validation(Run *run) {
     if (!run->has_val) return;
     Evaluation e = evaluate(run, &run->val, (uint64_t)run->flags.val_batches * run->model.B);
-    char *line = text_of("step %" PRIu64 " | validation loss %.4f | %.4f bits per byte", run->state.step,
-                         e.loss, e.bits_per_byte);
+    char *line = text_of("step %" PRIu64 " | validation loss %.4f | %.4f bits per byte",
+                         run->state.step, e.loss, e.bits_per_byte);
     print_line(run, line, 0);
     free(line);
     Text t = { NULL, 0, 0 };
@@ -2725,15 +2809,15 @@ static void report_validation(Run *run) {
 }
 // A checkpoint that fails is no reason to lose the run: three in a row are.
 static void run_save(Run *run) {
-    if (run->saved_step == run->state.step) return;
+    if (run->saved_step == run->state.step || run->flags.keep == 0) return;
     int error = ckpt_save(&run->model, &run->state, &run->flags, &run->tokenizer);
     clock_lap(&run->clock, PHASE_checkpoint);
     run->save_failures = error ? run->save_failures + 1 : 0;
-    if (error) warn("step %" PRIu64 ": checkpoint failed: %s; earlier ones are kept", run->state.step,
-                    strerror(error));
+    if (error) warn("step %" PRIu64 ": checkpoint failed: %s; earlier ones are kept",
+                    run->state.step, strerror(error));
     else run->saved_step = run->state.step;
-    check(run->save_failures < 3, EXIT_IO, "%s: three checkpoints in a row failed: %s", run->flags.out,
-          strerror(error));
+    check(run->save_failures < 3, EXIT_IO, "%s: three checkpoints in a row failed: %s",
+          run->flags.out, strerror(error));
 }
 static int is_due(int64_t every, uint64_t step, int is_last) {
     return every > 0 && (is_last || step % (uint64_t)every == 0);
@@ -2746,7 +2830,8 @@ static int train(Run *run) {
     signals_install();
     clock_start(&run->clock);
     if (state->step >= (uint64_t)f->steps)
-        fprintf(stderr, "nothing to do: step %" PRIu64 " of %" PRId64 " is done\n", state->step, f->steps);
+        fprintf(stderr, "nothing to do: step %" PRIu64 " of %" PRId64 " is done\n", state->step,
+                f->steps);
     while (state->step < (uint64_t)f->steps && !stop_signal) {
         double start = now_ms();
         train_step(run);
@@ -2759,20 +2844,21 @@ static int train(Run *run) {
         }
         if (is_due(f->val_every, state->step, is_last)) report_validation(run);
         if (is_due(f->sample_every, state->step, is_last)) {
-            gpt_sample(&run->model, &run->tokenizer, f, f->prompt, (size_t)f->sample_tokens, state->step,
-                       stdout);
+            gpt_sample(&run->model, &run->tokenizer, f, f->prompt, (size_t)f->sample_tokens,
+                       state->step, stdout);
             clock_lap(&run->clock, PHASE_sampling);
         }
     }
-    check(state->skipped_in_row < (uint64_t)f->skip_nonfinite, EXIT_NUMERICS, "%" PRIu64 " steps in a row "
-          "with a NaN or Inf; the last checkpoint is good: lower --lr, or look at the data",
-          state->skipped_in_row);
+    check(state->skipped_in_row < (uint64_t)f->skip_nonfinite, EXIT_NUMERICS,
+          "%" PRIu64 " steps in a row with a NaN or Inf; the last checkpoint is good: lower --lr, "
+          "or look at the data", state->skipped_in_row);
     if (stop_signal) {
         run_save(run);
         fprintf(stderr, "\nstopped, saved step %" PRIu64 "; go on with --resume\n", state->step);
         return stop_signal == SIGUSR1 ? 0 : 128 + stop_signal;
     }
-    check(run->saved_step == state->step, EXIT_IO, "%s: the last checkpoint could not be written", f->out);
+    check(run->saved_step == state->step || f->keep == 0, EXIT_IO, "%s: the last checkpoint could "
+          "not be written", f->out);
     fprintf(stderr, "next: ./train_gpt --sample \"...\" --out %s\n", f->out);
     return 0;
 }
@@ -2784,8 +2870,8 @@ static void make_folders(const char *path) { // mkdir -p
         if (*c != '/' && *c != 0) continue;
         char was = *c;
         *c = 0;
-        check(mkdir(copy, 0777) == 0 || errno == EEXIST, EXIT_IO, "--out %s: cannot make %s: %s", path,
-              copy, strerror(errno));
+        check(mkdir(copy, 0777) == 0 || errno == EEXIST, EXIT_IO, "--out %s: cannot make %s: %s",
+              path, copy, strerror(errno));
         if ((*c = was) == 0) break;
     }
     free(copy);
@@ -2801,8 +2887,8 @@ static void out_claim(Run *run) {
     unlink(probe);
     check(!error, EXIT_IO, "--out %s: cannot write there: %s", out, strerror(error));
     run->lock = open(lock, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    check(run->lock >= 0 && flock(run->lock, LOCK_EX | LOCK_NB) == 0, EXIT_IO, "--out %s: another run is "
-          "using it (%s); choose another --out", out, lock);
+    check(run->lock >= 0 && flock(run->lock, LOCK_EX | LOCK_NB) == 0, EXIT_IO, "--out %s: another "
+          "run is using it (%s); choose another --out", out, lock);
     DIR *dir = opendir(out);
     for (struct dirent *e; dir != NULL && (e = readdir(dir)) != NULL; ) {
         size_t length = strlen(e->d_name);
@@ -2819,7 +2905,7 @@ static void out_claim(Run *run) {
 
 // --model's shapes; a flag that is given by itself wins.
 static void flags_apply_model(Flags *f) {
-    static const struct { const char *name; int64_t layers, heads, channels, max_seq_len; } presets[] = {
+    static const struct { const char *name; int64_t layers, heads, channels, maxT; } presets[] = {
         { "d6", 6, 6, 384, 1024 }, { "d12", 12, 12, 768, 1024 }, { "d24", 24, 16, 1024, 1024 },
         { "d36", 36, 20, 1280, 1024 }, { "d48", 48, 25, 1600, 1024 },
         // Brown et al. 2020, table 2.1; two rows have 24 and two 32 layers, told apart by channels
@@ -2833,12 +2919,12 @@ static void flags_apply_model(Flags *f) {
         if (!f->given[F_layers]) f->layers = presets[i].layers;
         if (!f->given[F_heads]) f->heads = presets[i].heads;
         if (!f->given[F_channels]) f->channels = presets[i].channels;
-        if (!f->given[F_max_seq_len]) f->max_seq_len = presets[i].max_seq_len;
+        if (!f->given[F_max_seq_len]) f->max_seq_len = presets[i].maxT;
         if (!f->given[F_vocab_size]) f->vocab_size = 50257;
         return;
     }
-    die(EXIT_USAGE, "--model %s is not known; d6 d12 d24 d36 d48, gpt3:d12 d24 d24w d24xl d32 d32w d40 "
-        "d96, or --layers --heads --channels", f->model);
+    die(EXIT_USAGE, "--model %s is not known; d6 d12 d24 d36 d48, gpt3:d12 d24 d24w d24xl d32 d32w "
+        "d40 d96, or --layers --heads --channels", f->model);
 }
 static Config config_of_flags(const Flags *f, const Tokenizer *tokenizer) {
     Config c;
@@ -2857,15 +2943,15 @@ static void flags_check_config(const Flags *f, const Config *c, const char *sour
     const size_t values[] = { c->L, c->NH, c->C, c->maxT, c->V };
     for (int i = 0; i < 5; i++) {
         int64_t value = *flag_int(f, flags[i]);
-        check(!f->given[flags[i]] || value == (int64_t)values[i], EXIT_USAGE, "--%s %" PRId64 ": %s has "
-              "%zu", flag_infos[flags[i]].name, value, source, values[i]);
+        check(!f->given[flags[i]] || value == (int64_t)values[i], EXIT_USAGE,
+              "--%s %" PRId64 ": %s has %zu", flag_infos[flags[i]].name, value, source, values[i]);
     }
 }
 static void data_setup(Run *run) {
     const Flags *f = &run->flags;
     size_t V = run->model.config.V, T = run->model.T;
     if (*f->train) {
-        run->train = data_open(f->train, &run->tokenizer, V);
+        run->train = data_open(f->train, &run->tokenizer, run->tokenizer.name, V);
         uint64_t count = run->train.count, held = 0;
         if (!*f->val && f->val_fraction > 0) {
             held = (uint64_t)((double)count * f->val_fraction);
@@ -2878,7 +2964,7 @@ static void data_setup(Run *run) {
         run->train.seed = (uint64_t)f->seed;
     }
     if (*f->val) {
-        run->val = data_open(f->val, &run->tokenizer, V);
+        run->val = data_open(f->val, &run->tokenizer, run->tokenizer.name, V);
         data_cut(&run->val, 0, run->val.count, T, "validation");
         run->has_val = 1;
     }
@@ -2897,9 +2983,10 @@ static void log_open(Run *run) {
     text_add_quoted(&t, __VERSION__);
     text_add(&t, ",\"precision\":\"%s\",\"host\":", PRECISION_NAME);
     text_add_quoted(&t, host);
-    text_add(&t, ",\"threads\":%d,\"ranks\":%d,\"parameters\":%zu,\"bytes\":%zu,\"peak_flops\":%.6g,"
-             "\"train_tokens\":%" PRIu64 ",\"train_crc\":\"%08x\",\"val_crc\":\"%08x\",\"step\":%" PRIu64
-             ",\"flags\":", omp_get_max_threads(), ranks, run->model.layout.num_parameters, dev_bytes,
+    text_add(&t, ",\"threads\":%d,\"ranks\":%d,\"parameters\":%zu,\"bytes\":%zu,"
+             "\"peak_flops\":%.6g,\"train_tokens\":%" PRIu64 ",\"train_crc\":\"%08x\","
+             "\"val_crc\":\"%08x\",\"step\":%" PRIu64 ",\"flags\":",
+             omp_get_max_threads(), ranks, run->model.layout.num_parameters, dev_bytes,
              run->peak_flops, run->train.count, run->train.crc, run->val.crc, run->state.step);
     flags_add_json(&t, f);
     text_add(&t, "}");
@@ -2913,10 +3000,11 @@ static void run_load(Run *run, Ckpt *ckpt, int is_training) {
         gpt_load(&run->model, &ckpt->state, "mv");
 #define STATE_LOAD(name) run->state.name = ckpt_number(ckpt, #name);
         STATE(STATE_LOAD)
-        int is_same = now.train_crc == run->state.train_crc && now.train_tokens == run->state.train_tokens;
-        check(is_same || run->flags.allow_data_change, EXIT_INPUT, "the training data changed since %s: "
-              "%" PRIu64 " tokens with CRC %08" PRIx64 ", now %" PRIu64 " with %08" PRIx64 "; "
-              "--allow_data_change goes on all the same", ckpt->folder, run->state.train_tokens,
+        int is_same = now.train_crc == run->state.train_crc &&
+                      now.train_tokens == run->state.train_tokens;
+        check(is_same || run->flags.allow_data_change, EXIT_INPUT, "the training data changed "
+              "since %s: %" PRIu64 " tokens with CRC %08" PRIx64 ", now %" PRIu64 " with %08" PRIx64
+              "; --allow_data_change goes on all the same", ckpt->folder, run->state.train_tokens,
               run->state.train_crc, now.train_tokens, now.train_crc);
         run->state.train_crc = now.train_crc;
         run->state.train_tokens = now.train_tokens;
@@ -2938,22 +3026,22 @@ static void memory_check(const Model *model) {
         for (int i = 0; i < NUM_BUFFERS; i++) bytes += infos[i].bytes;
         int fits = free_bytes == 0 || bytes <= free_bytes;
         if (fits && B == model->B) return;
-        check(!fits, EXIT_INTERNAL, "out of memory: --batch_size %zu needs more than the %zu bytes that "
-              "are free; --batch_size %zu takes %zu, and --recompute 3 less", model->B, free_bytes, B,
-              bytes);
-        check(B > 1, EXIT_INTERNAL, "out of memory: even --batch_size 1 takes %zu bytes, %zu are free; "
-              "raise --recompute or choose a smaller model", bytes, free_bytes);
+        check(!fits, EXIT_INTERNAL, "out of memory: --batch_size %zu needs more than the %zu bytes "
+              "that are free; --batch_size %zu takes %zu, and --recompute 3 less", model->B,
+              free_bytes, B, bytes);
+        check(B > 1, EXIT_INTERNAL, "out of memory: even --batch_size 1 takes %zu bytes, %zu are "
+              "free; raise --recompute or choose a smaller model", bytes, free_bytes);
     }
 }
 static void run_banner(const Run *run) {
     const Model *model = &run->model;
     const Config *c = &model->config;
-    fprintf(stderr, "model     %zu parameters: %zu layers, %zu heads, %zu channels, vocabulary %zu\n",
-            model->layout.num_parameters, c->L, c->NH, c->C, c->V);
-    fprintf(stderr, "data      %" PRIu64 " tokens from %s%s%s, an epoch is %" PRIu64 " windows of %zu\n",
-            run->train.count, run->flags.train, run->has_val ? ", held out: " : "",
-            !run->has_val ? "" : *run->flags.val ? run->flags.val : "its end", run->train.num_windows,
-            model->T);
+    fprintf(stderr, "model     %zu parameters: %zu layers, %zu heads, %zu channels, vocabulary "
+            "%zu\n", model->layout.num_parameters, c->L, c->NH, c->C, c->V);
+    fprintf(stderr, "data      %" PRIu64 " tokens from %s%s%s, an epoch is %" PRIu64 " windows of "
+            "%zu\n", run->train.count, run->flags.train, run->has_val ? ", held out: " : "",
+            !run->has_val ? "" : *run->flags.val ? run->flags.val : "its end",
+            run->train.num_windows, model->T);
     fprintf(stderr, "memory    %.1f MB\n", 1e-6 * (double)dev_bytes);
     fprintf(stderr, "machine   %d threads, peak %.0f GFLOP/s, %s\n", omp_get_max_threads(),
             1e-9 * run->peak_flops, PRECISION_NAME);
@@ -2965,10 +3053,10 @@ static int run_choose_model(Run *run, int is_training, Ckpt *ckpt, St *init) {
     Config *c = &run->model.config;
     int has_ckpt = !f->plan && !*f->init && ckpt_open_newest(ckpt, f->out);
     check(has_ckpt || !f->resume, EXIT_INPUT, "--resume: no checkpoint in %s", f->out);
-    check(!has_ckpt || f->resume || !is_training, EXIT_USAGE, "%s is there already: go on with --resume, "
-          "or choose another --out", ckpt->folder);
-    check(has_ckpt || f->plan || is_training || *f->init, EXIT_INPUT, "no checkpoint in %s: name a run's "
-          "folder with --out, or a model with --init", f->out);
+    check(!has_ckpt || f->resume || !is_training, EXIT_USAGE, "%s is there already: go on with "
+          "--resume, or choose another --out", ckpt->folder);
+    check(has_ckpt || f->plan || is_training || *f->init, EXIT_INPUT, "no checkpoint in %s: name a "
+          "run's folder with --out, or a model with --init", f->out);
     if (has_ckpt) {
         const char *saved = st_meta(&ckpt->state, "flags");
         flags_merge_saved(f, json_open(ckpt->state.file.path, saved, strlen(saved)));
@@ -2981,14 +3069,14 @@ static int run_choose_model(Run *run, int is_training, Ckpt *ckpt, St *init) {
         st_open(init, path);
         if (!f->given[F_seq_len]) f->seq_len = (int64_t)min_size((size_t)f->seq_len, c->maxT);
     } else *c = config_of_flags(f, &run->tokenizer);
-    check((size_t)f->seq_len <= c->maxT, EXIT_USAGE, "--seq_len %" PRId64 ": the model has %zu positions "
-          "(--max_seq_len)", f->seq_len, c->maxT);
+    check((size_t)f->seq_len <= c->maxT, EXIT_USAGE, "--seq_len %" PRId64 ": the model has %zu "
+          "positions (--max_seq_len)", f->seq_len, c->maxT);
     check(run->tokenizer.vocab_size <= c->V, EXIT_INPUT, "tokenizer %s has %zu tokens, the model's "
           "vocab_size is %zu", run->tokenizer.name, (size_t)run->tokenizer.vocab_size, c->V);
     int64_t tokens;
-    check(!__builtin_mul_overflow(f->batch_size, f->seq_len, &tokens) && tokens <= INT32_MAX, EXIT_USAGE,
-          "--batch_size %" PRId64 " times --seq_len %" PRId64 " is over 2^31 tokens", f->batch_size,
-          f->seq_len);
+    check(!__builtin_mul_overflow(f->batch_size, f->seq_len, &tokens) && tokens <= INT32_MAX,
+          EXIT_USAGE, "--batch_size %" PRId64 " times --seq_len %" PRId64 " is over 2^31 tokens",
+          f->batch_size, f->seq_len);
     num_micro_batches(f);
     return has_ckpt;
 }
@@ -2999,8 +3087,8 @@ static void run_open(Run *run, const Flags *given) {
     Flags *f = &run->flags;
     Model *model = &run->model;
     int is_training = !f->plan && !f->eval && !f->given[F_sample];
-    check(!is_training || *f->train || f->resume, EXIT_USAGE, "--train FILE is needed: a text file, or "
-          "token shards (--help lists all flags)");
+    check(!is_training || *f->train || f->resume, EXIT_USAGE, "--train FILE is needed: a text "
+          "file, or token shards (--help lists all flags)");
     if (is_training) out_claim(run);
     Ckpt ckpt;
     St init;
@@ -3029,7 +3117,7 @@ static void run_open(Run *run, const Flags *given) {
     run_banner(run);
 }
 
-// === 16. main ========================================================================== [shared]
+// === 16. Main ========================================================================== [shared]
 
 #ifndef GPT_NO_MAIN
 int main(int argc, char **argv) {
