@@ -11,8 +11,10 @@
 static int failures = 0;
 static const char *skip_reason = NULL;
 #define expect(cond, ...) do { if (!(cond)) { \
-    printf("  %s:%d: ", __FILE__, __LINE__); printf(__VA_ARGS__); printf("\n"); failures++;
-} } while (0) enum { is_fp64 = sizeof(real) == 8 };
+    printf("  %s:%d: ", __FILE__, __LINE__); printf(__VA_ARGS__); printf("\n"); failures++; \
+} } while (0)
+
+enum { is_fp64 = sizeof(real) == 8 };
 // half an ulp of 1
 static const double unit = is_fp64 ? 1.1102230246251565e-16 : 5.9604644775390625e-8;
 

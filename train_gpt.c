@@ -115,7 +115,7 @@ static int rank = 0, ranks = 1; // this process among the processes of the run
 // While a checkpoint is being verified a bad file must not end the program: die() then leaves its
 // line in die_message and jumps to die_recovers.
 static jmp_buf *die_recovers = NULL;
-static char die_message[2048];
+static char die_message[8192]; // longer than the longest path
 static void comm_abort(int code); // 9: ends all processes of the run
 
 __attribute__((format(printf, 2, 3), noreturn))
@@ -124,6 +124,8 @@ static void die(int code, const char *fmt, ...) {
     va_start(args, fmt);
     vsnprintf(die_message, sizeof die_message, fmt, args);
     va_end(args);
+    // names may hold any
+    for (char *c = die_message; *c; c++) if ((unsigned char)*c < 0x20) *c = '?';
     if (die_recovers != NULL) longjmp(*die_recovers, code);
     fflush(stdout);
     if (ranks > 1) fprintf(stderr, "rank %d: error: %s\n", rank, die_message);
@@ -162,6 +164,14 @@ static void *host_grow(void *p, size_t bytes) {
     p = realloc(p, max_size(bytes, 1));
     check(p != NULL, EXIT_INTERNAL, "out of memory: wanted %zu bytes", bytes);
     return p;
+}
+
+// A descriptor 0, 1 or 2 that was closed at the start would be given to the next file that is
+// opened, and messages would land in it: /dev/null takes its place.
+static void std_files_open(void) {
+    int fd;
+    do fd = open("/dev/null", O_RDWR); while (fd >= 0 && fd <= 2);
+    if (fd > 2) close(fd);
 }
 
 // --- 2.1 text: a string that grows ---
@@ -453,40 +463,40 @@ static const char *const group_titles[NUM_GROUPS] = {
     X(S, sample,            MODE,   "",       0, 0,       "PROMPT: print a continuation and exit") \
     X(B, eval,              MODE,   "0",      0, 1,       "print the loss on --val as JSON; exit") \
     X(B, resume,            MODE,   "0",      0, 1,       "go on from --out's newest checkpoint") \
-    X(S, model,             MODEL,  "",       0, 0,       "d6 d12 d24 d36 d48, or gpt3:d12 .. d96") \
+    X(S, model,             MODEL,  "",       0, 0,       "d6 d12 d24 d36 d48, gpt3:d12 .. d96") \
     X(I, layers,            MODEL,  "4",      1, 1024,    "L") \
     X(I, heads,             MODEL,  "4",      1, 1024,    "NH, divides channels") \
     X(I, channels,          MODEL,  "128",    1, 65536,   "C") \
     X(I, max_seq_len,       MODEL,  "0",      0, 1048576, "longest T; 0: seq_len") \
-    X(I, vocab_size,        MODEL,  "0",      0, 16777216,"V; 0: the tokenizer's") \
-    X(S, init,              MODEL,  "",       0, 0,       "Hugging Face GPT-2 folder, .safetensors") \
+    X(I, vocab_size,        MODEL,  "0",      0, 16777216, "V; 0: the tokenizer's") \
+    X(S, init,              MODEL,  "",       0, 0,       "Hugging Face GPT-2 folder or file") \
     X(S, train,             DATA,   "",       0, 0,       "text file, or pattern of token shards") \
-    X(S, val,               DATA,   "",       0, 0,       "the same, held out; or see val_fraction") \
+    X(S, val,               DATA,   "",       0, 0,       "the same, held out") \
     X(S, tokenizer,         DATA,   "bytes",  0, 0,       "bytes, gpt2, or a vocabulary file") \
     X(F, val_fraction,      DATA,   "0.1",    0, 0.9,     "end of --train held out without --val") \
     X(B, allow_data_change, DATA,   "0",      0, 1,       "resume although the data changed") \
     X(I, batch_size,        TRAIN,  "12",     1, 1048576, "B: sequences in a micro-batch") \
     X(I, seq_len,           TRAIN,  "64",     1, 1048576, "T: tokens in a sequence") \
-    X(I, total_batch_tokens, TRAIN,  "0",      0, 1e12,    "tokens in a step; 0: B * T * processes") \
-    X(I, steps,             TRAIN,  "2000",   0, 1e12,    "optimizer steps") \
+    X(I, total_batch_tokens, TRAIN, "0",      0, 1e12,    "tokens of a step; 0: one micro-batch") \
+    X(I, steps,             TRAIN,  "2000",   1, 1e12,    "optimizer steps") \
     X(F, lr,                TRAIN,  "1e-3",   0, 1e3,     "peak learning rate") \
     X(I, warmup_steps,      TRAIN,  "100",    0, 1e12,    "linear warm-up") \
     X(E, lr_schedule,       TRAIN,  "cosine", 0, 0,       "constant|linear|cosine|wsd|inv_sqrt") \
     X(F, final_lr_fraction, TRAIN,  "0.1",    0, 1,       "last learning rate / lr") \
     X(F, weight_decay,      TRAIN,  "0.1",    0, 1e3,     "AdamW, on matrices only") \
-    X(F, beta1,             TRAIN,  "0.9",    0, 0.999999,"AdamW, first moment") \
-    X(F, beta2,             TRAIN,  "0.99",   0, 0.999999,"AdamW, second moment") \
+    X(F, beta1,             TRAIN,  "0.9",    0, 0.999999, "AdamW, first moment") \
+    X(F, beta2,             TRAIN,  "0.99",   0, 0.999999, "AdamW, second moment") \
     X(F, eps,               TRAIN,  "1e-8",   0, 1,       "AdamW, added to the root") \
     X(F, grad_clip,         TRAIN,  "1",      0, 1e9,     "largest gradient norm; 0: off") \
-    X(I, seed,              TRAIN,  "1337",   0, 4294967295.0,"weights, shuffle, samples") \
+    X(I, seed,              TRAIN,  "1337",   0, 4294967295.0, "weights, shuffle, samples") \
     X(I, recompute,         TRAIN,  "0",      0, 3,       "redo: 1 GELU, 2 +layernorms, 3 layers") \
-    X(I, val_every,         WATCH,  "250",    0, 1e12,    "steps; 0: only at the end") \
+    X(I, val_every,         WATCH,  "250",    0, 1e12,    "steps; 0: off") \
     X(I, val_batches,       WATCH,  "0",      0, 1e12,    "micro-batches; 0: the whole set") \
     X(I, sample_every,      WATCH,  "0",      0, 1e12,    "steps; 0: off") \
     X(I, sample_tokens,     WATCH,  "256",    1, 1e9,     "tokens of a sample") \
     X(S, prompt,            WATCH,  "",       0, 0,       "start of the samples during training") \
     X(F, temperature,       WATCH,  "1",      0, 100,     "0: always the likeliest token") \
-    X(I, top_k,             WATCH,  "0",      0, 16777216,"sample from the k likeliest; 0: all") \
+    X(I, top_k,             WATCH,  "0",      0, 16777216, "sample from the k likeliest; 0: all") \
     X(F, top_p,             WATCH,  "1",      0, 1,       "sample from this much probability") \
     X(S, log,               WATCH,  "",       0, 0,       "JSON lines; default OUT/log.jsonl") \
     X(S, out,               SAVE,   "out",    0, 0,       "folder of checkpoints and log") \
@@ -533,15 +543,17 @@ static void flag_set(Flags *f, int i, const char *text, int code) {
     errno = 0;
     if (info->type == 'I' || info->type == 'B') {
         long long value = strtoll(text, &end, 10);
-        check(end != text && *end == 0 && errno == 0, code, "--%s wants a whole number, got '%s'",
-              info->name, text);
+        check(end != text && *end == 0 && errno == 0 && !isspace(*text), code, "--%s wants a whole "
+              "number, got '%s'", info->name, text);
         check((double)value >= info->min && (double)value <= info->max, code,
               "--%s must be in [%.0f, %.0f], got %s", info->name, info->min, info->max, text);
         *flag_int(f, i) = value;
     } else if (info->type == 'F') {
         double value = strtod(text, &end);
-        check(end != text && *end == 0 && isfinite(value), code, "--%s wants a number, got '%s'",
-              info->name, text);
+        // no blanks, hex digits, nan, inf
+        int is_plain = text[strspn(text, "+-.0123456789eE")] == 0;
+        check(is_plain && end != text && *end == 0 && isfinite(value), code, "--%s wants a number, "
+              "got '%s'", info->name, text);
         check(value >= info->min && value <= info->max, code, "--%s must be in [%g, %g], got %s",
               info->name, info->min, info->max, text);
         *flag_number(f, i) = value;
@@ -558,10 +570,17 @@ static void flag_add_value(Text *t, const Flags *f, int i) { // as JSON, and exa
     else if (type == 'F') text_add(t, "%.17g", *flag_number(f, i));
     else text_add_quoted(t, *flag_string(f, i));
 }
+// All flags but those of this one call: the rest is what a checkpoint keeps.
+static int is_flag_of_call(int i) {
+    return flag_infos[i].group == MODE || i == F_out || i == F_log || i == F_allow_data_change;
+}
 static void flags_add_json(Text *t, const Flags *f) {
+    const char *separator = "{";
     for (int i = 0; i < NUM_FLAGS; i++) {
-        text_add(t, "%s\"%s\":", i ? "," : "{", flag_infos[i].name);
+        if (is_flag_of_call(i)) continue;
+        text_add(t, "%s\"%s\":", separator, flag_infos[i].name);
         flag_add_value(t, f, i);
+        separator = ",";
     }
     text_add(t, "}");
 }
@@ -596,13 +615,17 @@ static size_t edit_distance(const char *a, const char *b) { // Levenshtein, by r
     }
     return row[count];
 }
-static int flag_find(const char *name) {
+static int flag_find(const char *name) { // NUM_FLAGS: there is none
+    int i = 0;
+    while (i < NUM_FLAGS && strcmp(name, flag_infos[i].name)) i++;
+    return i;
+}
+__attribute__((noreturn))
+static void flag_unknown(const char *name) {
     int nearest = 0;
-    for (int i = 0; i < NUM_FLAGS; i++) {
-        if (!strcmp(name, flag_infos[i].name)) return i;
+    for (int i = 0; i < NUM_FLAGS; i++)
         if (edit_distance(name, flag_infos[i].name) < edit_distance(name, flag_infos[nearest].name))
             nearest = i;
-    }
     die(EXIT_USAGE, "unknown flag --%s; did you mean --%s? (--help lists all)", name,
         flag_infos[nearest].name);
 }
@@ -618,6 +641,7 @@ static Flags flags_parse(int argc, char **argv) {
         if (equals) *equals = 0;
         for (char *c = name; *c; c++) if (*c == '-') *c = '_';
         int i = flag_find(name);
+        if (i == NUM_FLAGS) flag_unknown(name);
         check(!f.given[i], EXIT_USAGE, "--%s is given twice", flag_infos[i].name);
         f.given[i] = 1;
         if (equals) flag_set(&f, i, strchr(argv[k], '=') + 1, EXIT_USAGE);
@@ -633,8 +657,8 @@ static Flags flags_parse(int argc, char **argv) {
     return f;
 }
 
-// On resume the flags of the checkpoint are the defaults. A flag that is given again wins where it
-// steers the training; where it would change the model it is refused.
+// The flags of the checkpoint are the defaults. A flag that is given again wins where it steers the
+// training; where it would change the model, or which window comes next, it is refused.
 static void flags_merge_saved(Flags *f, Json j) {
     char name[64];
     char *value = (char *)host_alloc(65536);
@@ -643,18 +667,25 @@ static void flags_merge_saved(Flags *f, Json j) {
         json_key(&j, name, sizeof name);
         if (json_peek(&j) == '"') json_string(&j, value, 65536);
         else snprintf(value, 65536, "%.17g", json_number(&j));
-        int i = flag_find(name), group = flag_infos[i].group;
-        if (group == MODE || i == F_out || i == F_allow_data_change) continue;
+        int i = flag_find(name);
+        check(i < NUM_FLAGS, EXIT_INPUT, "%s: flag %s is not known here", j.path, name);
+        if (is_flag_of_call(i)) continue;
         Flags saved = *f;
         flag_set(&saved, i, value, EXIT_INPUT);
         Text was = { NULL, 0, 0 }, now = { NULL, 0, 0 };
         flag_add_value(&was, &saved, i);
         flag_add_value(&now, f, i);
+        int group = flag_infos[i].group, is_model = group == MODEL || (i == F_seq_len && f->resume);
+        int is_course = f->resume && (i == F_seed || i == F_val_fraction || i == F_tokenizer);
         if (!f->given[i]) *f = saved;
         else if (strcmp(was.at, now.at)) {
-            check(group != MODEL, EXIT_USAGE, "--%s %s: the checkpoint has %s; a resumed model "
-                  "keeps its shape (or start another --out)", name, now.at, was.at);
-            if (group == TRAIN) fprintf(stderr, "changed: %s %s -> %s\n", name, was.at, now.at);
+            check(!is_model, EXIT_USAGE, "--%s %s: the checkpoint has %s; a resumed model keeps "
+                  "its shape (or start another --out)", name, now.at, was.at);
+            check(!is_course || f->allow_data_change, EXIT_USAGE, "--%s %s: the checkpoint has %s, "
+                  "and another one changes the course of the data; --allow_data_change goes on all "
+                  "the same", name, now.at, was.at);
+            if (f->resume && group != WATCH)
+                fprintf(stderr, "changed: %s %s -> %s\n", name, was.at, now.at);
         }
         free(was.at);
         free(now.at);
@@ -1405,7 +1436,7 @@ static size_t param_at(const Layout *y, int i, size_t l) {
 // and 1, else one that all layers share. A pass without a backward keeps one of everything.
 #define ACTS(X) \
     /* name      type    copies        elements of one copy */ \
-    X(x,         floatX, stream,       B*T*c.C)    /* residual stream: input of layer l, and of lnf */ \
+    X(x,         floatX, stream,       B*T*c.C)  /* residual stream: input of layer l; of lnf */ \
     X(ln1,       floatX, kept(r < 2),  B*T*c.C) \
     X(ln1_mean,  real,   kept(r < 3),  B*T) \
     X(ln1_rstd,  real,   kept(r < 3),  B*T) \
@@ -1462,7 +1493,8 @@ static size_t acts_lay_out(ActInfo *out, Config c, size_t B, size_t T, int r, in
     X(master,    real,    y.count / (size_t)ranks * is_trained * has_master,  "master weights") \
     X(acts,      char,    act_bytes,                                          "activations") \
     X(tokens,    int32_t, 2 * B * T,                                          "tokens") \
-    X(cache, floatX, 2 * c.L * cache_T * c.C, "key-value cache")
+    X(cache,     floatX,  2 * c.L * cache_T * c.C,                            "key-value cache")
+
 #define BUFFER_ENUM(name, ...) BUF_##name,
 #define BUFFER_FIELD(name, type, ...) type *name;
 enum { BUFFERS(BUFFER_ENUM) BUF_scratch, NUM_BUFFERS };
@@ -2044,9 +2076,23 @@ typedef struct {
     StTensor *tensors;
     StMeta *metas;
     size_t num_tensors, num_metas;
+    int has_crc;            // our own files: the header and every tensor carry a CRC
+    uint32_t header_crc;
 } St;
 enum { ST_MAX_HEADER = 100000000, ST_MAX_ENTRIES = 100000 };
 
+// The CRC of a header covers the header with zeros in the place of this CRC. Returns that place.
+static char *st_header_crc(char *header, uint32_t *crc) {
+    static const char key[] = "\"header_crc32c\":\"";
+    char *at = strstr(header, key), was[8];
+    if (at == NULL || strlen(at) < sizeof key + 8) return NULL;
+    at += sizeof key - 1;
+    memcpy(was, at, 8);
+    memset(at, '0', 8);
+    *crc = crc32c(0, header, strlen(header));
+    memcpy(at, was, 8);
+    return at;
+}
 static size_t dtype_bytes(const char *dtype) {
     return !strcmp(dtype, "F64") || !strcmp(dtype, "I64") ? 8 :
            !strcmp(dtype, "F32") || !strcmp(dtype, "I32") ? 4 :
@@ -2086,12 +2132,11 @@ static void st_read_tensor(St *st, Json *j, StTensor *t) {
           t->begin, t->end, bytes, data_bytes);
 }
 static void st_close(St *st) {
-    in_close(&st->file);
+    if (st->file.path != NULL) in_close(&st->file);
     for (size_t i = 0; i < st->num_metas; i++) free(st->metas[i].value);
     free(st->metas);
     free(st->tensors);
     memset(st, 0, sizeof *st);
-    st->file.fd = -1;
 }
 static void st_open(St *st, const char *path) {
     memset(st, 0, sizeof *st);
@@ -2105,6 +2150,11 @@ static void st_open(St *st, const char *path) {
     char *text = (char *)host_alloc(header_bytes + 1);
     in_read(&st->file, 8, text, header_bytes);
     st->data_start = 8 + header_bytes;
+    const char *recorded = st_header_crc(text, &st->header_crc);
+    st->has_crc = recorded != NULL;
+    int is_good = !st->has_crc || strtoul(text_of("%.8s", recorded), NULL, 16) == st->header_crc;
+    if (!is_good) free(text);
+    check(is_good, EXIT_INPUT, "%s: the header's CRC-32C is wrong: damaged", path);
     Json j = json_open(path, text, header_bytes);
     json_enter(&j, '{');
     char name[128];
@@ -2164,11 +2214,11 @@ static void *st_bytes(const St *st, const StTensor *t) {
     char *key = text_of("crc32c.%s", t->name);
     const char *recorded = st_meta(st, key);
     free(key);
-    uint32_t crc = recorded ? crc32c(0, data, bytes) : 0;
-    int good = !recorded || strtoul(recorded, NULL, 16) == crc;
-    if (!good) free(data);
-    check(good, EXIT_INPUT, "%s: %s: CRC-32C is %08x, recorded %s: damaged", st->file.path, t->name,
-          crc, recorded);
+    uint32_t crc = st->has_crc ? crc32c(0, data, bytes) : 0;
+    int is_good = !st->has_crc || (recorded && strtoul(recorded, NULL, 16) == crc);
+    if (!is_good) free(data);
+    check(is_good, EXIT_INPUT, "%s: %s: CRC-32C is %08x, recorded %s: damaged", st->file.path,
+          t->name, crc, recorded ? recorded : "nowhere");
     return data;
 }
 static double half_to_double(uint16_t h) { // IEEE binary16
@@ -2262,7 +2312,7 @@ static void param_name(char *out, size_t room, char group, const ParamInfo *p, s
 static Text st_header(const SaveItem *items, size_t count, const Layout *y, const char *meta) {
     Text t = { NULL, 0, 0 };
     uint64_t offset = 0;
-    text_add(&t, "{\"__metadata__\":{\"format\":\"pt\"%s", meta);
+    text_add(&t, "{\"__metadata__\":{\"format\":\"pt\",\"header_crc32c\":\"00000000\"%s", meta);
     for (size_t k = 0; k < count; k++) text_add(&t, ",\"crc32c.%s\":\"%08x\"", items[k].name,
                                                 items[k].crc);
     text_add(&t, "}");
@@ -2282,8 +2332,9 @@ static Text st_header(const SaveItem *items, size_t count, const Layout *y, cons
     return t;
 }
 // Write the tensors of the groups ("w", "mv"); meta: more members of the metadata, from a comma on.
-// Returns 0, or the errno of the first failure.
-static int st_save(const char *path, const Model *model, const char *groups, const char *meta) {
+// Returns 0, or the errno of the first failure; *header_crc identifies what was written.
+static int st_save(const char *path, const Model *model, const char *groups, const char *meta,
+                   uint32_t *header_crc) {
     const Layout *y = &model->layout;
     size_t count = 0, largest = 0;
     SaveItem *items = (SaveItem *)host_alloc(strlen(groups) * y->num_buckets * NUM_PARAMS *
@@ -2326,6 +2377,9 @@ static int st_save(const char *path, const Model *model, const char *groups, con
     free(header.at); // once more, with the CRCs that are known now: the length is the same
     header = st_header(items, count, y, meta);
     assert(header.count == header_bytes);
+    char crc_text[9], *place = st_header_crc(header.at, header_crc);
+    snprintf(crc_text, sizeof crc_text, "%08x", *header_crc);
+    memcpy(place, crc_text, 8);
     if (!f.error && pwrite(f.fd, header.at, header.count, 8) != (ssize_t)header.count)
         f.error = errno ? errno : EIO;
     free(header.at);
@@ -2336,11 +2390,10 @@ static int st_save(const char *path, const Model *model, const char *groups, con
 }
 
 // --- 13.3 the folder ---
-static int write_text(const char *folder, const char *name, Text *text) { // frees the text
+static int write_text(const char *folder, const char *name, const Text *text) {
     char *path = text_of("%s/%s", folder, name);
     OutFile f = out_open(path);
     out_write(&f, text->at, text->count);
-    free(text->at);
     free(path);
     return out_close(&f);
 }
@@ -2398,17 +2451,19 @@ static int ckpt_save(const Model *model, const State *state, const Flags *f,
     char *model_file = text_of("%s/model.safetensors", folder);
     char *state_file = text_of("%s/train_state.safetensors", folder);
     Text meta = { NULL, 0, 0 }, values = { NULL, 0, 0 };
+    Text config = config_json(&model->config, tokenizer);
+    uint32_t model_crc = 0, config_crc = crc32c(0, config.at, config.count), state_crc;
+    remove_folder(folder);
+    int error = mkdir(folder, 0777) != 0 ? errno : 0;
+    if (!error) error = write_text(folder, "config.json", &config);
+    if (!error) error = st_save(model_file, model, "w", "", &model_crc);
     flags_add_json(&values, f);
-    text_add(&meta, ",\"version\":\"%d\",\"flags\":", CKPT_VERSION);
+    text_add(&meta, ",\"version\":\"%d\",\"model_crc\":\"%u\",\"config_crc\":\"%u\",\"flags\":",
+             CKPT_VERSION, model_crc, config_crc);
     text_add_quoted(&meta, values.at);
 #define STATE_SAVE(name) text_add(&meta, ",\"" #name "\":\"%" PRIu64 "\"", state->name);
     STATE(STATE_SAVE)
-    remove_folder(folder);
-    int error = mkdir(folder, 0777) != 0 ? errno : 0;
-    if (!error) error = st_save(model_file, model, "w", "");
-    if (!error) error = st_save(state_file, model, "mv", meta.at);
-    Text config = config_json(&model->config, tokenizer);
-    if (!error) error = write_text(folder, "config.json", &config);
+    if (!error) error = st_save(state_file, model, "mv", meta.at, &state_crc);
     if (!error) error = tok_save(tokenizer, folder, model->config.maxT);
     if (!error) error = sync_folder(folder);
     struct stat st;
@@ -2426,6 +2481,7 @@ static int ckpt_save(const Model *model, const State *state, const Flags *f,
     }
     free(steps);
     free(folder); free(name); free(model_file); free(state_file); free(meta.at); free(values.at);
+    free(config.at);
     return error;
 }
 
@@ -2514,6 +2570,15 @@ static void ckpt_verify(Ckpt *c, uint64_t step) {
     check(ckpt_number(c, "step") == step, EXIT_INPUT, "%s: step %" PRIu64 ", its folder says %"
           PRIu64, state_file, ckpt_number(c, "step"), step);
     check(st_meta(&c->state, "flags") != NULL, EXIT_INPUT, "%s: no flags", state_file);
+    check(c->model.has_crc && c->state.has_crc, EXIT_INPUT, "%s: no CRC in a header", c->folder);
+    check(ckpt_number(c, "model_crc") == c->model.header_crc, EXIT_INPUT, "%s: belongs to another "
+          "checkpoint than %s", model_file, state_file);
+    size_t config_bytes;
+    char *config_file = text_of("%s/config.json", c->folder);
+    char *config = in_read_all(config_file, 1 << 20, &config_bytes);
+    check(ckpt_number(c, "config_crc") == crc32c(0, config, config_bytes), EXIT_INPUT,
+          "%s: its CRC-32C is not the one in train_state.safetensors: damaged", config_file);
+    free(config);
     for (int k = 0; k < 2; k++) {
         const St *st = k ? &c->state : &c->model;
         for (size_t i = 0; i < st->num_tensors; i++) free(st_bytes(st, &st->tensors[i]));
@@ -2854,6 +2919,8 @@ static int train(Run *run) {
           "or look at the data", state->skipped_in_row);
     if (stop_signal) {
         run_save(run);
+        check(run->saved_step == state->step || f->keep == 0, EXIT_IO, "stopped, but step %" PRIu64
+              " could not be saved", state->step);
         fprintf(stderr, "\nstopped, saved step %" PRIu64 "; go on with --resume\n", state->step);
         return stop_signal == SIGUSR1 ? 0 : 128 + stop_signal;
     }
@@ -2974,7 +3041,9 @@ static void data_setup(Run *run) {
 static void log_open(Run *run) {
     const Flags *f = &run->flags;
     run->log.path = *f->log ? text_of("%s", f->log) : text_of("%s/log.jsonl", f->out);
-    run->log.file = fopen(run->log.path, run->state.step > 0 ? "a" : "w");
+    int keep = run->state.step > 0 ? O_APPEND : O_TRUNC; // O_NONBLOCK: a FIFO may have no reader
+    int fd = open(run->log.path, O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK | keep, 0666);
+    run->log.file = fd >= 0 ? fdopen(fd, "a") : NULL;
     check(run->log.file != NULL, EXIT_IO, "--log %s: %s", run->log.path, strerror(errno));
     char host[256] = "unknown";
     gethostname(host, sizeof host - 1);
@@ -3051,7 +3120,9 @@ static void run_banner(const Run *run) {
 static int run_choose_model(Run *run, int is_training, Ckpt *ckpt, St *init) {
     Flags *f = &run->flags;
     Config *c = &run->model.config;
-    int has_ckpt = !f->plan && !*f->init && ckpt_open_newest(ckpt, f->out);
+    check(!f->resume || !f->given[F_init], EXIT_USAGE, "--resume and --init exclude each other");
+    int is_init = *f->init && !is_training; // training looks for checkpoints even with --init
+    int has_ckpt = !f->plan && !is_init && ckpt_open_newest(ckpt, f->out);
     check(has_ckpt || !f->resume, EXIT_INPUT, "--resume: no checkpoint in %s", f->out);
     check(!has_ckpt || f->resume || !is_training, EXIT_USAGE, "%s is there already: go on with "
           "--resume, or choose another --out", ckpt->folder);
@@ -3089,7 +3160,7 @@ static void run_open(Run *run, const Flags *given) {
     int is_training = !f->plan && !f->eval && !f->given[F_sample];
     check(!is_training || *f->train || f->resume, EXIT_USAGE, "--train FILE is needed: a text "
           "file, or token shards (--help lists all flags)");
-    if (is_training) out_claim(run);
+    check(!f->json || f->plan, EXIT_USAGE, "--json goes with --plan");
     Ckpt ckpt;
     St init;
     memset(&ckpt, 0, sizeof ckpt);
@@ -3101,16 +3172,18 @@ static void run_open(Run *run, const Flags *given) {
     model->is_trained = is_training || f->plan;
     model->cache_T = f->given[F_sample] || f->sample_every > 0 ? model->config.maxT : 0;
     if (f->plan) return;
-    check(!f->eval || *f->val || *f->train, EXIT_USAGE, "--eval needs --val FILE");
     if (!f->given[F_sample]) data_setup(run);
+    check(!f->eval || run->has_val, EXIT_USAGE, "--eval needs --val FILE");
     run->state.train_crc = run->train.crc;
     run->state.train_tokens = run->train.count;
     memory_check(model);
+    if (is_training) out_claim(run);
+    if (f->lr == 0) warn("--lr 0: nothing will be learned");
     gpt_alloc(model);
     if (has_ckpt) run_load(run, &ckpt, is_training);
     else if (*f->init) gpt_load(model, &init, "w");
     else gpt_init_weights(model, (uint64_t)f->seed);
-    if (*f->init) st_close(&init);
+    st_close(&init);
     if (!is_training) return;
     run->peak_flops = dev_peak_flops() * ranks;
     log_open(run);
@@ -3121,6 +3194,7 @@ static void run_open(Run *run, const Flags *given) {
 
 #ifndef GPT_NO_MAIN
 int main(int argc, char **argv) {
+    std_files_open();
     comm_init();
     Flags flags = flags_parse(argc, argv);
     static Run run;
