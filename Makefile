@@ -6,7 +6,7 @@ CFLAGS    = -std=gnu11 -O3 -Wall -Wextra -Wno-unused-function
 ARCH      = native
 PRECISION = FP32
 OUT       = out
-PYTHON    = python3
+PYTHON    = $(firstword $(foreach p,python3 /usr/bin/python3,$(shell $(p) -c "import torch" 2>/dev/null && echo $(p))) python3)
 B         = build
 
 # Everything that changes the binary is in FLAGS; -march is spelled -mcpu on ARM compilers.

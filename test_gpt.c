@@ -183,14 +183,17 @@ static void matmul_case(size_t N, size_t C, size_t OC, int has_bias, int has_gel
     free(got); free(got_pre); free(row); free(row_pre);
 }
 static void test_matmul_forward_at_awkward_shapes(void) {
+    ops_init(1, 1);
     const size_t sizes[] = { 1, 7, 20, 65, 130 }, outputs[] = { 1, 3, 66, 257 };
     for (size_t n = 0; n < 5; n++) for (size_t c = 0; c < 5; c++) for (size_t o = 0; o < 4; o++)
         for (int kind = 0; kind < 8; kind++)
             matmul_case(sizes[n], sizes[c], outputs[o], kind & 1, kind >> 1 & 1, kind >> 2 & 1);
     matmul_case(65, 1601, 66, 1, 1, 0);
     matmul_case(3, 3072, 768, 1, 0, 1);
+    ops_free();
 }
 static void test_matmul_backward_adds_or_assigns(void) {
+    ops_init(1, 1);
     enum { N = 7, C = 20, OC = 33 };
     floatX *inp = make(N * C, 1, 1, 0), *w = make(OC * C, 2, 1, 0), *dout = make(N * OC, 3, 1, 0);
     floatX *dinp = make_nan(N * C);
@@ -453,6 +456,7 @@ static void test_layernorm_backward_equals_differences(void) {
 }
 static void test_matmul_backward_equals_differences(void) {
     if (!is_fp64) return;
+    ops_init(1, 1);
     const size_t shapes[][3] = { { 1, 1, 1 }, { 7, 20, 33 }, { 65, 17, 66 }, { 130, 65, 100 } };
     for (int k = 0; k < 4; k++) {
         OpCase o = op_case(1, shapes[k][0], shapes[k][1], 1, shapes[k][2], 0);

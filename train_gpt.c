@@ -79,6 +79,8 @@
 #else
 static int omp_get_max_threads(void) { return 1; }
 static int omp_get_thread_num(void) { return 0; }
+static int omp_get_num_threads(void) { return 1; }
+static void omp_set_num_threads(int count) { (void)count; }
 #endif
 #ifdef MADV_HUGEPAGE
 static void advise_huge(void *p, size_t bytes) { madvise(p, bytes, MADV_HUGEPAGE); }
@@ -93,11 +95,120 @@ typedef double real, floatX;
 #else
 typedef float real;
 #define exp_real exp_poly
+#if defined(PRECISION_BF16)
+typedef struct { uint16_t bits; } floatX; // a struct, so that a + b without f32() does not compile
+#define PRECISION_NAME "bf16"
+#else
 typedef float floatX;
 #define PRECISION_NAME "fp32"
 #endif
+#endif
+#if defined(PRECISION_BF16)
+static inline real f32(floatX x) {
+    uint32_t bits = (uint32_t)x.bits << 16;
+    real value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+static inline floatX fX(real value) { // to the nearest, ties to even; NaN stays NaN
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    uint32_t rounded = bits + 0x7fff + (bits >> 16 & 1);
+    floatX x = { (uint16_t)((value != value ? bits | 0x400000 : rounded) >> 16) };
+    return x;
+}
+#else
 static inline real f32(floatX x) { return x; }
 static inline floatX fX(real x) { return x; }
+#endif
+// Vectors of the matrix product: VL lanes in a register. A tile, MR rows x NV registers of sums,
+// takes 16 of 32 registers (8 of 16 before AVX-512): what the latency of FMA needs, 4 cycles x 2
+// units and more. Tiles of 8x48, 6x64, 12x32, 14x32 were not faster and divide fewer shapes.
+#if defined(__AVX512F__)
+#define VECTOR_BYTES 64
+#elif defined(__AVX__)
+#define VECTOR_BYTES 32
+#else
+#define VECTOR_BYTES 16
+#endif
+#if defined(PRECISION_FP64)
+#define VL (VECTOR_BYTES / 8)
+typedef uint64_t RealBits;
+#else
+#define VL (VECTOR_BYTES / 4)
+typedef uint32_t RealBits;
+#endif
+#if defined(__AVX512F__) || defined(__aarch64__)
+enum { MR = 8, NV = 2 };
+#else
+enum { MR = 4, NV = 2 };
+#endif
+#define ANY_ARRAY aligned(sizeof(real)), may_alias  // floatX arrays are read through these types
+typedef real Vec __attribute__((vector_size(VECTOR_BYTES), ANY_ARRAY));
+typedef RealBits Bits __attribute__((vector_size(VECTOR_BYTES), ANY_ARRAY));
+typedef uint16_t Halves __attribute__((vector_size(VECTOR_BYTES / 2), aligned(2), may_alias));
+#if VL == 16  // zip: the lower (upper) halves of two vectors, their lanes interleaved
+#define ZIP_LO 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#define ZIP_HI 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+#elif VL == 8
+#define ZIP_LO 0, 8, 1, 9, 2, 10, 3, 11
+#define ZIP_HI 4, 12, 5, 13, 6, 14, 7, 15
+#elif VL == 4
+#define ZIP_LO 0, 4, 1, 5
+#define ZIP_HI 2, 6, 3, 7
+#else
+#define ZIP_LO 0, 2
+#define ZIP_HI 1, 3
+#endif
+#if defined(PRECISION_BF16)
+static inline Vec load_vec(const floatX *p) {
+    return (Vec)(__builtin_convertvector(*(const Halves *)p, Bits) << 16);
+}
+#else
+static inline Vec load_vec(const floatX *p) { return *(const Vec *)p; }
+#endif
+#if defined(__AVX512BF16__) && !defined(PRECISION_FP64)
+#include <immintrin.h>
+enum { BF16_IN_SLOT = 2 }; // the instruction adds the products of two bf16 pairs to each sum
+static inline Vec bf16_dot(Vec sum, real a, Vec b) {
+    return (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_ps(a), (__m512bh)b);
+}
+#else
+enum { BF16_IN_SLOT = 1 }; // no instruction: a bf16 is widened, then multiplied as a float
+static inline Vec bf16_dot(Vec sum, real a, Vec b) { return sum + a * b; }
+#endif
+#if defined(__clang__)
+#define UNROLL _Pragma("unroll")
+#else
+#define UNROLL _Pragma("GCC unroll 16")  // keeps arrays of vectors in registers
+#endif
+#define INLINE static inline __attribute__((always_inline))
+#define NOINLINE static __attribute__((noinline))
+// A slot is a lane of an operand: one real, or BF16_IN_SLOT bf16 if products are rounded to bf16.
+static inline size_t slot_k(int bf16) { return bf16 ? BF16_IN_SLOT : 1; } // k's in a slot
+INLINE Bits round_bf16(Vec x)  // nearest, ties to even, in the upper 16 bits; NaN stays NaN
+{
+    const Bits u = (Bits)x;
+    if (sizeof(floatX) == 2) return u;
+    return ((u + 0x7fff + (u >> 16 & 1)) | ((Bits)(x != x) & 0x7fc00000)) & 0xffff0000;
+}
+INLINE Vec load_slots(const floatX *p, size_t partner, int bf16)  // VL neighbours in memory
+{
+    const Vec x = load_vec(p);
+    if (!bf16) return x;
+    if (BF16_IN_SLOT == 1) return (Vec)round_bf16(x);
+    return (Vec)(round_bf16(x) >> 16 | round_bf16(load_vec(p + partner)));
+}
+INLINE void transpose(Vec r[VL]) {
+    for (int step = 1; step < VL; step *= 2) { // rows i and i + VL/2, zipped, are rows 2i, 2i + 1
+        Vec s[VL];
+        UNROLL for (int i = 0; i < VL / 2; i++) {
+            s[2 * i] = __builtin_shufflevector(r[i], r[i + VL / 2], ZIP_LO);
+            s[2 * i + 1] = __builtin_shufflevector(r[i], r[i + VL / 2], ZIP_HI);
+        }
+        UNROLL for (int i = 0; i < VL; i++) r[i] = s[i];
+    }
+}
 #ifndef GIT_HASH
 #define GIT_HASH "unknown" // the Makefile passes the commit
 #endif
@@ -153,7 +264,8 @@ static double now_ms(void) {
 
 static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
 static size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
-static size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
+static size_t div_up(size_t n, size_t unit) { return (n + unit - 1) / unit; }
+static size_t round_up(size_t n, size_t unit) { return div_up(n, unit) * unit; }
 
 static void *host_alloc(size_t bytes) { // small things; the large buffers are 5's dev_alloc
     void *p = calloc(1, max_size(bytes, 1));
@@ -489,6 +601,7 @@ static const char *const group_titles[NUM_GROUPS] = {
     X(F, eps,               TRAIN,  "1e-8",   0, 1,       "AdamW, added to the root") \
     X(F, grad_clip,         TRAIN,  "1",      0, 1e9,     "largest gradient norm; 0: off") \
     X(I, seed,              TRAIN,  "1337",   0, 4294967295.0, "weights, shuffle, samples") \
+    X(E, matmul,            TRAIN,  "fp32",   0, 0,       "fp32|bf16") \
     X(I, recompute,         TRAIN,  "0",      0, 3,       "redo: 1 GELU, 2 +layernorms, 3 layers") \
     X(I, val_every,         WATCH,  "250",    0, 1e12,    "steps; 0: off") \
     X(I, val_batches,       WATCH,  "0",      0, 1e12,    "micro-batches; 0: the whole set") \
@@ -993,58 +1106,285 @@ static void layernorm_backward(floatX *dinp, real *dweight, real *dbias, const f
 }
 
 // --- 6.3 matmul ---
+// Every matrix product is one routine, gemm: c(i,j) = sum over k of a(i,k) b(j,k), where
+//     matmul_forward     out (N,OC)     = inp (N,C) . weight (OC,C)         k = c
+//     matmul_backward    dinp (N,C)     = dout (N,OC) . weight^T (C,OC)     k = oc
+//                        dweight (OC,C) = dout^T (OC,N) . inp^T (C,N)       k = n
+// Tiles:   MR x NR sums of c stay in registers while k runs: MR + NR loads feed MR * NR products.
+// Packing: pieces of a and b are copied into panels, in which the loads of a tile lie side by side
+//          however the matrix lies in memory. Zeros fill them up, so that every tile is full.
+// Blocks:  a piece fits the cache from which it is read again and again:
+//                         b: a stripe of NC lanes, KC deep, in L2
+//                        +------+------+----   -+
+//      a: MC x KC in L3  |  NR  |  NR  |  ...   |  <- panel [slot][NR]: read for every tile
+//      +----- KC -----+  +------+------+----   -+
+//   MR | panel  [slot]|  | tile | tile |  ...   |     c: a row of tiles sweeps the stripe while its
+//      | [PA]         |  +------+------+----   -+     MR lanes of a stay near the core
+//   MR |              |  | tile |      |        |
+// Threads share nothing: each computes a rectangle of c with panels of its own; packing some lanes
+// in two threads costs less than two barriers a block. k is never split between threads and every
+// element is summed alike wherever it lies: its bits depend neither on the number of threads nor
+// on M, so decoding one token equals the batched pass.
+// If products are rounded to bf16, that happens while packing; a slot may then hold k and k + VL.
+// needs: sum + a * b compiled to one FMA, so not gcc -std=c11 (it implies -ffp-contract=off).
+enum {
+    NR = NV * VL,
+    PA = MR > VL ? MR : VL, // lanes in a panel of a, of which a tile reads MR
+    KC = 768, // slots: one pass over c for most layers; 384 to 1024 differ by 3 %
+    NC = 128, // a stripe of 393 KB is half of a small L2; 192 is equal, 384 is 4 % worse
+    MC = 768, // rows that use a packed stripe: packing it is 2 % of their time; a's piece: 2.4 MB
+    NB = 768, // columns whose partial sums wait for the next KC: MC * NB * 4 bytes = 2.4 MB
+};
 
-// PLACEHOLDER
-static void product(real *c, size_t ldc, int accumulate, const floatX *a, size_t a_row,
-                    size_t a_col, const floatX *b, size_t b_row, size_t b_col, size_t M, size_t N,
-                    size_t K) {
-    for (size_t i = 0; i < M; i++) for (size_t j = 0; j < N; j++) {
-        real sum = 0;
-        for (size_t k = 0; k < K; k++) sum += f32(a[i*a_row+k*a_col]) * f32(b[k*b_row+j*b_col]);
-        c[i*ldc+j] = sum + (accumulate ? c[i*ldc+j] : 0);
+static int matmul_bf16 = 0;        // --matmul bf16: round operands to bf16
+static double matmul_flops = 0;    // done so far, for the tests of the cost model
+static real *gemm_scratch = NULL;  // GEMM_SCRATCH reals for each thread, see ops_init
+enum { GEMM_SCRATCH = MC * KC + NC * KC + MC * NB };
+
+static inline int is_bf16_product(void) {
+    return sizeof(floatX) == 2 || (matmul_bf16 && sizeof(real) == 4);
+}
+static inline size_t slots_of(size_t K, int bf16) { return div_up(K, VL * slot_k(bf16)) * VL; }
+
+typedef struct { const floatX *p; size_t row, col; } Mat; // (i,k) = p[i*row + k*col]; one is 1
+static inline Mat rows_of(const floatX *p, size_t ld) { Mat m = {p, ld, 1}; return m; }
+static inline Mat cols_of(const floatX *p, size_t ld) { Mat m = {p, 1, ld}; return m; }
+static inline Mat mat_at(Mat m, size_t i, size_t k) { m.p += i * m.row + k * m.col; return m; }
+
+typedef struct {                  // c (M,N), and what is done to a sum before it is stored there
+    floatX *x;                    // target of activations, or
+    real *r;                      // target of weight gradients and attention scores
+    size_t ld, i, j;              // leading dimension; first row and column
+    int add;                      // r += sum instead of r = sum
+    const floatX *bias;           // (N): added to every row
+    floatX *pre_gelu;             // (M,N): receives the sum so far, which becomes gelu(sum)
+    const floatX *gelu_backward; // (M,N) pre_gelu of the forward pass: sum *= gelu_slope(pre_gelu)
+    const floatX *residual;       // (M,N): added last
+} Out;
+static inline Out to_x(floatX *x, size_t ld) { Out c = {x, 0, ld, 0, 0, 0, 0, 0, 0, 0}; return c; }
+static inline Out to_r(real *r, size_t ld) { Out c = {0, r, ld, 0, 0, 0, 0, 0, 0, 0}; return c; }
+
+
+// r[slot] = slots of VL lanes of m from (lane, k) on; zeros outside of m's (lanes, K).
+// If k runs along memory, lanes are loaded and transposed, else slots are loaded. Prefetches the
+// same block of the next VL memory rows into L2, which halves the time from DRAM.
+INLINE void load_block(Vec r[VL], Mat m, size_t lane, size_t k, size_t lanes, size_t K, int bf16) {
+    const size_t W = VL * slot_k(bf16), ahead = m.col == 1 ? VL * m.row : W * m.col;
+    floatX edge[2 * VL * VL];
+    m = mat_at(m, lane, k);
+    if (lane + VL > lanes || k + W > K) {
+        memset(edge, 0, sizeof(edge));
+        for (size_t i = 0; i < VL && lane + i < lanes; i++)
+            for (size_t j = 0; j < W && k + j < K; j++)
+                edge[i * W + j] = m.p[i * m.row + j * m.col];
+        m = rows_of(edge, W);
+    }
+    const size_t step = m.col == 1 ? m.row : m.col;
+    UNROLL for (int i = 0; i < VL; i++, m.p += step) {
+        for (size_t j = 0; j < W; j += VL) __builtin_prefetch(m.p + j * m.col + ahead, 0, 2);
+        r[i] = load_slots(m.p, VL * m.col, bf16);
+    }
+    if (m.col == 1) transpose(r);
+}
+
+// dst [panel][slot][P] = (lanes, K) of m, walking along its rows in memory
+INLINE void pack(real *dst, size_t P, Mat m, size_t lanes, size_t K, int bf16) {
+    const size_t slots = slots_of(K, bf16), wide = round_up(lanes, P);
+    const size_t outer = m.col == 1 ? wide : slots, inner = m.col == 1 ? slots : wide;
+    for (size_t o = 0; o < outer; o += VL)
+        for (size_t n = 0; n < inner; n += VL) {
+            const size_t lane = m.col == 1 ? o : n, q = m.col == 1 ? n : o;
+            real *d = dst + lane / P * P * slots + q * P + lane % P;
+            Vec r[VL];
+            load_block(r, m, lane, q * slot_k(bf16), lanes, K, bf16);
+            UNROLL for (int i = 0; i < VL; i++) *(Vec *)(d + i * P) = r[i];
+        }
+}
+
+// tile (MR,NR), rows ld apart, = or += MR lanes of a panel of a times a panel of b. All the time
+// goes here.
+INLINE void sum_tile(real *tile, size_t ld, const real *a, const real *b, size_t slots, int add,
+                     int bf16) {
+    Vec sum[MR][NV] = {{{0}}}, y[NV];
+    for (size_t q = 0; q < slots; q++, a += PA, b += NR) {
+        UNROLL for (int j = 0; j < NV; j++) y[j] = *(const Vec *)(b + j * VL);
+        UNROLL for (int i = 0; i < MR; i++)
+            UNROLL for (int j = 0; j < NV; j++)
+                if (bf16) sum[i][j] = bf16_dot(sum[i][j], a[i], y[j]);
+                else sum[i][j] += a[i] * y[j];
+    }
+    UNROLL for (int i = 0; i < MR * NV; i++) {
+        Vec *t = (Vec *)(tile + i / NV * ld + i % NV * VL);
+        if (add) sum[i / NV][i % NV] += *t;
+        *t = sum[i / NV][i % NV];
     }
 }
-static double matmul_flops = 0;
+
+// For use with few rows, as in attention: the same two steps, bf16 chosen at run time.
+NOINLINE void pack_panels(real *dst, size_t P, Mat m, size_t lanes, size_t K, int bf16) {
+    if (bf16) pack(dst, P, m, lanes, K, 1);
+    else pack(dst, P, m, lanes, K, 0);
+}
+// c (rows,cols), rows ld apart, padded to whole tiles, = or += panels a . panels b, K deep.
+NOINLINE void panels_product(real *c, size_t ld, int add, const real *a, const real *b, size_t rows,
+                             size_t cols, size_t K, int bf16) {
+    const size_t slots = slots_of(K, bf16);
+    for (size_t i = 0; i < rows; i += MR)
+        for (size_t j = 0; j < cols; j += NR) {
+            real *tile = c + i * ld + j;
+            const real *ap = a + i / PA * PA * slots + i % PA, *bp = b + j * slots;
+            if (bf16) sum_tile(tile, ld, ap, bp, slots, add, 1);
+            else sum_tile(tile, ld, ap, bp, slots, add, 0);
+        }
+}
+
+// Finishes and stores n sums v of row i from column j on. gelu is taken of the stored, perhaps
+// rounded, pre_gelu, so that recomputing it gives the same bits.
+INLINE void store_row(Out c, real *v, size_t i, size_t j, size_t n) {
+    const size_t at = i * c.ld + j;
+    #define EACH _Pragma("omp simd") for (size_t l = 0; l < n; l++)
+    if (c.bias) EACH v[l] += f32(c.bias[j + l]);
+    if (c.pre_gelu) EACH c.pre_gelu[at + l] = fX(v[l]);
+    if (c.pre_gelu) EACH v[l] = gelu(f32(c.pre_gelu[at + l]));
+    if (c.gelu_backward) EACH v[l] *= gelu_slope(f32(c.gelu_backward[at + l]));
+    if (c.residual) EACH v[l] += f32(c.residual[at + l]);
+    if (c.add) EACH v[l] += c.r[at + l];
+    if (c.r) EACH c.r[at + l] = v[l];
+    else EACH c.x[at + l] = fX(v[l]);
+    #undef EACH
+}
+NOINLINE void store_tile(const Out *c, real *tile, size_t i, size_t j, size_t rows, size_t cols) {
+    for (size_t l = 0; l < rows; l++)
+        if (cols == NR) store_row(*c, tile + l * NR, c->i + i + l, c->j + j, NR); // no loop tails
+        else store_row(*c, tile + l * NR, c->i + i + l, c->j + j, cols);
+}
+// Asks for the tile's place in c before the tile is summed: dweight +5 to +9 %
+INLINE void prefetch_tile(Out c, size_t i, size_t j, size_t rows) {
+    for (size_t l = 0; l < rows * NR; l += VL) {
+        const size_t at = (c.i + i + l / NR) * c.ld + c.j + j + l % NR;
+        __builtin_prefetch(c.r ? (const void *)(c.r + at) : (const void *)(c.x + at), 1);
+    }
+}
+
+// M = 1 (decoding): b, used once, goes from memory to registers without a panel. Same sums.
+INLINE void gemm_row(Out c, Mat a, Mat b, size_t N, size_t K, int bf16, real *tile) {
+    const size_t kc = KC * slot_k(bf16);
+    for (size_t j0 = 0; j0 < N; j0 += NR) {
+        for (size_t j = 0; j < NR; j += VL)
+            for (size_t k0 = 0; k0 < K; k0 += kc) {
+                Vec sum = {0}, r[VL], *t = (Vec *)(tile + j);
+                real x[VL];
+                for (size_t k = k0; k < min_size(k0 + kc, K); k += VL * slot_k(bf16)) {
+                    *(Vec *)x = load_slots(a.p + k, VL, bf16);
+                    load_block(r, b, j0 + j, k, N, K, bf16);
+                    UNROLL for (int q = 0; q < VL; q++)
+                        if (bf16) sum = bf16_dot(sum, x[q], r[q]);
+                        else sum += x[q] * r[q];
+                }
+                if (k0) sum += *t;
+                *t = sum;
+            }
+        store_tile(&c, tile, 0, j0, 1, min_size(NR, N - j0));
+    }
+}
+
+INLINE void gemm_blocks(Out c, Mat a, Mat b, size_t M, size_t N, size_t K, int bf16) {
+    real *pa = gemm_scratch + (size_t)omp_get_thread_num() * GEMM_SCRATCH; // panels of a
+    real *pb = pa + MC * KC, *sums = pb + NC * KC; // panels of b; one tile, or (NB,MC) sums
+    if (M == 1 && a.col == 1 && b.col == 1 && K % (VL * slot_k(bf16)) == 0) {
+        gemm_row(c, a, b, N, K, bf16, sums);
+        return;
+    }
+    const size_t kc = KC * slot_k(bf16), nb = K > kc ? (size_t)NB : N;
+    for (size_t i0 = 0; i0 < M; i0 += MC)
+        for (size_t jb = 0; jb < N; jb += nb)
+            for (size_t k = 0; k < K; k += kc) {
+                const size_t mc = min_size(MC, M - i0), j_end = min_size(jb + nb, N);
+                const size_t depth = min_size(kc, K - k), is_last = k + depth == K;
+                const size_t slots = slots_of(depth, bf16);
+                pack(pa, PA, mat_at(a, i0, k), mc, depth, bf16);
+                for (size_t j0 = jb; j0 < j_end; j0 += NC) {
+                    const size_t nc = min_size(NC, j_end - j0);
+                    pack(pb, NR, mat_at(b, j0, k), nc, depth, bf16);
+                    for (size_t i = 0; i < mc; i += MR)
+                        for (size_t j = 0; j < nc; j += NR) {
+                            const size_t rows = min_size(MR, mc - i), cols = min_size(NR, nc - j);
+                            const real *ap = pa + i / PA * PA * slots + i % PA;
+                            real *tile = K > kc ? sums + (j0 - jb + j) * MC + i * NR : sums;
+                            if (is_last) prefetch_tile(c, i0 + i, j0 + j, rows);
+                            sum_tile(tile, NR, ap, pb + j * slots, slots, k > 0, bf16);
+                            if (is_last) store_tile(&c, tile, i0 + i, j0 + j, rows, cols);
+                        }
+                }
+            }
+}
+// gemm_serial: c (M,N) = a (M,K) . b (N,K), by the calling thread; for use in parallel regions.
+// Never inlined: in an outlined parallel region gcc would not make two copies of gemm_blocks but
+// keep the branch on bf16 inside of sum_tile, and the sums would leave the registers.
+NOINLINE void gemm_serial(Out c, Mat a, Mat b, size_t M, size_t N, size_t K) {
+    if (is_bf16_product()) gemm_blocks(c, a, b, M, N, K, 1);
+    else gemm_blocks(c, a, b, M, N, K, 0);
+}
+
+// gemm: the same by all threads: tm x tn rectangles, so that the largest one costs least
+static void gemm(Out c, Mat a, Mat b, size_t M, size_t N, size_t K) {
+    const size_t m = div_up(M, MR), n = div_up(N, NR); // tiles
+    matmul_flops += 2 * (double)M * (double)N * (double)K;
+    #pragma omp parallel firstprivate(c) if (M * N * K > 1 << 16)  // 2 us: what a region costs
+    {
+        const size_t threads = (size_t)omp_get_num_threads(), rank = (size_t)omp_get_thread_num();
+        size_t tm = 1, best = SIZE_MAX;
+        for (size_t t = 1; t <= threads; t++) { // + 8: packing a lane costs as much as 8 products
+            const size_t rows = div_up(m, t) * MR, cols = div_up(n, threads / t) * NR;
+            if ((rows + 8) * (cols + 8) < best) { best = (rows + 8) * (cols + 8); tm = t; }
+        }
+        const size_t tn = threads / tm, ti = rank % tm, tj = rank / tm;
+        const size_t i = m * ti / tm * MR, i_end = min_size(m * (ti + 1) / tm * MR, M);
+        const size_t j = n * tj / tn * NR, j_end = min_size(n * (tj + 1) / tn * NR, N);
+        c.i += i, c.j += j;
+        if (tj < tn)
+            gemm_serial(c, mat_at(a, i, 0), mat_at(b, j, 0), i_end - i, j_end - j, K);
+    }
+}
+
+// matmul_forward: out = [gelu](inp . weight^T + bias) + residual
+//   in      inp (N,C), weight (OC,C), bias (OC) or NULL, residual (N,OC) or NULL     floatX
+//   out     out (N,OC); pre_gelu (N,OC): argument of gelu, kept for backward; NULL: no gelu
+//   cost    2*N*C*OC flops
+//   speed   @@
 static void matmul_forward(floatX *out, floatX *pre_gelu, const floatX *inp, const floatX *weight,
-                           const floatX *bias, const floatX *residual, size_t N, size_t C,
-                           size_t OC) {
-    matmul_flops += 2.0*N*C*OC;
-    #pragma omp parallel for
-    for (size_t n = 0; n < N; n++) for (size_t o = 0; o < OC; o++) {
-        real sum = 0;
-        #pragma omp simd reduction(+:sum)
-        for (size_t i = 0; i < C; i++) sum += f32(inp[n*C+i])*f32(weight[o*C+i]);
-        if (bias) sum += f32(bias[o]);
-        if (pre_gelu) { pre_gelu[n*OC+o] = fX(sum); sum = gelu(sum); }
-        if (residual) sum += f32(residual[n*OC+o]);
-        out[n*OC+o] = fX(sum);
-    }
+    const floatX *bias, const floatX *residual, size_t N, size_t C, size_t OC) {
+    Out c = to_x(out, OC);
+    c.pre_gelu = pre_gelu;
+    c.bias = bias;
+    c.residual = residual;
+    gemm(c, rows_of(inp, C), rows_of(weight, C), N, OC, C);
 }
+
+// matmul_backward: of out = inp . weight^T + bias; assigns weight gradients, or adds if accumulate
+//   in      dout (N,OC), inp (N,C), weight (OC,C); pre_gelu (N,C) if inp = gelu(pre_gelu), or NULL
+//   out     dinp (N,C) floatX, of pre_gelu if given; dweight (OC,C), dbias (OC) or NULL real
+//   cost    4*N*C*OC flops
 static void matmul_backward(floatX *dinp, real *dweight, real *dbias, const floatX *dout,
     const floatX *inp, const floatX *weight, const floatX *pre_gelu, size_t N, size_t C, size_t OC,
     int accumulate) {
-    matmul_flops += 4.0*N*C*OC;
-    #pragma omp parallel
-    {
-    #pragma omp for
-    for (size_t n = 0; n < N; n++) {
-        for (size_t i = 0; i < C; i++) dinp[n*C+i] = fX(0);
-        for (size_t o = 0; o < OC; o++) { real d = f32(dout[n*OC+o]);
-            for (size_t i = 0; i < C; i++) dinp[n*C+i] = fX(f32(dinp[n*C+i])
-                + d*f32(weight[o*C+i])); }
-        for (size_t i = 0; i < C && pre_gelu; i++) dinp[n*C+i] =
-            fX(f32(dinp[n*C+i])*gelu_slope(f32(pre_gelu[n*C+i])));
-    }
-    #pragma omp for
-    for (size_t o = 0; o < OC; o++) {
-        if (!accumulate) { for (size_t i = 0; i < C; i++) dweight[o*C+i] = 0;
-                          if (dbias) dbias[o] = 0; }
-        for (size_t n = 0; n < N; n++) { real d = f32(dout[n*OC+o]); if (dbias) dbias[o] += d;
-            for (size_t i = 0; i < C; i++) dweight[o*C+i] += d*f32(inp[n*C+i]); }
-    }
+    Out dx = to_x(dinp, C), dw = to_r(dweight, C);
+    dx.gelu_backward = pre_gelu;
+    dw.add = accumulate;
+    gemm(dx, rows_of(dout, OC), cols_of(weight, C), N, C, OC);
+    gemm(dw, cols_of(dout, OC), cols_of(inp, C), OC, C, N);
+    if (!dbias) return;
+    enum { WIDTH = 4 * VL }; // columns of one thread at a time: whole lines, sums in registers
+    #pragma omp parallel for schedule(static) if (N * OC > 1 << 14)
+    for (size_t j = 0; j < OC; j += WIDTH) {
+        real sum[WIDTH] = {0};
+        const size_t cols = min_size(WIDTH, OC - j);
+        for (size_t i = 0; i < N; i++)
+            for (size_t l = 0; l < cols; l++) sum[l] += f32(dout[i * OC + j + l]);
+        for (size_t l = 0; l < cols; l++) dbias[j + l] = accumulate ? dbias[j + l] + sum[l]
+            : sum[l];
     }
 }
-
 
 // --- 6.4 attention ---
 // Causal self-attention without a (T,T) matrix: queries and keys are taken in blocks of ATT_BLOCK,
@@ -1055,83 +1395,113 @@ static void matmul_backward(floatX *dinp, real *dweight, real *dbias, const floa
 //            64       [ full   ][ \      ]          blocks right of the diagonal are never visited
 //           128       [ full   ][ full   ][ \     ]
 //
-// A thread takes whole heads, so nothing is shared. Masked scores are -Inf and weigh exactly 0;
-// every row sum runs over the full width of a block: a row has the same bits however many rows are
-// computed with it, which is why the cached decoding of section 12 repeats the training pass
-// exactly.
-enum { ATT_BLOCK = 64 };
+// A thread takes whole heads, so nothing is shared; it packs a head's keys and values once and runs
+// all products on gemm's tiles. Masked scores are -Inf and weigh exactly 0, and every row sum runs
+// over the full width of a block: a row has the same bits however many rows are computed with it,
+// which is why the cached decoding of section 12 repeats the training pass exactly.
+enum { ATT_BLOCK = 64 }; // a multiple of MR and of NR; the blocks of one step fit in L1 and L2
 
-
-// Scratch of one thread: scores and their gradients as sums (real) and as factors of the next
-// product (floatX), and the sums of one head.
+// Scratch of one thread. HSp: HS padded to NR. "panels" are operands packed for sum_tile.
 typedef struct {
-    real *scores, *dprobs;              // (ATT_BLOCK, ATT_BLOCK)
-    floatX *probs, *dscores;            // (ATT_BLOCK, ATT_BLOCK)
-    real *out, *dkey, *dvalue;          // (ATT_BLOCK, HS)
-    real *dquery, *dot;                 // (T, HS), (T)
-} AttentionScratch;
-static char *attention_scratch = NULL;  // one piece for each thread, see ops_init
+    real *scores, *dprobs;            // (ATT_BLOCK, ATT_BLOCK)
+    floatX *probs, *dscores;          // (ATT_BLOCK, ATT_BLOCK): the same as operands
+    real *out, *dquery;               // (ATT_BLOCK, HSp)
+    real *keys, *keys_by_channel;     // panels of all T keys, for q k^T and for dS k
+    real *values, *values_by_channel; // panels of all T values, for dout v^T and for P v
+    real *rows, *drows;               // panels of a block of q and of dout, k = channel
+    real *rows_by_channel, *drows_by_channel; // ... and k = row
+    real *left;                       // panels of P, dS, P^T or dS^T
+    real *dkey, *dvalue;              // (T, HSp)
+    real *dot;                        // (ATT_BLOCK)
+} Attention;
+static real *attention_scratch = NULL; // one piece for each thread, see ops_init
 static size_t attention_T, attention_HS;
 
-static size_t attention_scratch_bytes(size_t T, size_t HS) { // of one thread
-    return round_up((2 * ATT_BLOCK * ATT_BLOCK + 3 * ATT_BLOCK * HS + T * HS + T) * sizeof(real) +
-                    2 * ATT_BLOCK * ATT_BLOCK * sizeof(floatX), 4096);
+// Points s at its arrays in a piece that begins at `at`; returns the size of the piece in reals.
+static size_t attention_lay_out(Attention *s, real *at, size_t T, size_t HS) {
+    size_t block = ATT_BLOCK, square = block * block, Tp = round_up(T, block), total = 0;
+    size_t HSp = round_up(HS, NR), deep = round_up(HS, 2 * VL);
+    const struct { real **to; size_t count; } pieces[] = {
+        { &s->scores, square }, { &s->dprobs, square }, { (real **)&s->probs, square },
+        { (real **)&s->dscores, square }, { &s->left, square }, { &s->dot, block },
+        { &s->out, block * HSp }, { &s->dquery, block * HSp }, { &s->dkey, Tp * HSp },
+        { &s->dvalue, Tp * HSp }, { &s->keys, Tp * deep }, { &s->values, Tp * deep },
+        { &s->keys_by_channel, Tp * HSp }, { &s->values_by_channel, Tp * HSp },
+        { &s->rows, block * deep }, { &s->drows, block * deep },
+        { &s->rows_by_channel, block * HSp }, { &s->drows_by_channel, block * HSp } };
+    for (size_t i = 0; i < sizeof pieces / sizeof *pieces; i++) {
+        *pieces[i].to = at == NULL ? NULL : at + total;
+        total += pieces[i].count;
+    }
+    return total;
 }
-static AttentionScratch attention_scratch_here(void) { // of this thread
-    size_t T = attention_T, HS = attention_HS, block = ATT_BLOCK * ATT_BLOCK;
-    AttentionScratch s;
-    s.scores = (real *)(attention_scratch +
-                        (size_t)omp_get_thread_num() * attention_scratch_bytes(T, HS));
-    s.dprobs = s.scores + block;
-    s.out = s.dprobs + block;
-    s.dkey = s.out + ATT_BLOCK * HS;
-    s.dvalue = s.dkey + ATT_BLOCK * HS;
-    s.dquery = s.dvalue + ATT_BLOCK * HS;
-    s.dot = s.dquery + T * HS;
-    s.probs = (floatX *)(s.dot + T);
-    s.dscores = s.probs + block;
+static Attention attention_here(void) { // of this thread
+    Attention s;
+    size_t count = attention_lay_out(&s, NULL, attention_T, attention_HS);
+    attention_lay_out(&s, attention_scratch + (size_t)omp_get_thread_num() * count, attention_T,
+                      attention_HS);
     return s;
 }
-
-// One block of query rows of one head against all keys up to its own last row.
-//   in      q (rows,HS) stride q_stride; k, v (first + rows, HS) stride kv_stride; first: position
-//           of the first row
-//   out     out (rows,HS) stride out_stride; lse (rows): log of the sum of e^score
-static void attention_rows(floatX *out, size_t out_stride, real *lse, const floatX *q,
-                           size_t q_stride, const floatX *k, const floatX *v, size_t kv_stride,
-                           size_t rows, size_t first, size_t HS, AttentionScratch s) {
+// Panels of the keys or values in `rows` (T,HS) with stride ld. by_channel: k = key, block by
+// block.
+static void attention_pack(real *panels, const floatX *rows, size_t ld, size_t T, size_t HS,
+                           int by_channel, int bf16) {
+    if (!by_channel) { pack_panels(panels, NR, rows_of(rows, ld), T, HS, bf16); return; }
+    for (size_t t = 0; t < T; t += ATT_BLOCK)
+        pack_panels(panels + t * round_up(HS, NR), NR, cols_of(rows + t * ld, ld), HS,
+             min_size(ATT_BLOCK, T - t), bf16);
+}
+// One block of query rows against all keys up to its own last row, whose panels are in s.
+//   in      q (rows,HS) stride ld; first: position of its first row
+//   out     out (rows,HS) stride out_ld; lse (rows), or NULL: log of the sum of e^score
+static void attention_rows(floatX *out, size_t out_ld, real *lse, const floatX *q, size_t ld,
+                           size_t rows, size_t first, size_t HS, Attention s, int bf16) {
+    size_t HSp = round_up(HS, NR), deep = slots_of(HS, bf16);
     real scale = 1 / (real)sqrt((real)HS), max[ATT_BLOCK], sum[ATT_BLOCK];
-    for (size_t i = 0; i < rows; i++) { max[i] = -INFINITY; sum[i] = 0; }
+    pack_panels(s.rows, PA, rows_of(q, ld), rows, HS, bf16);
     for (size_t t = 0; t < first + rows; t += ATT_BLOCK) {
         size_t keys = min_size(ATT_BLOCK, first + rows - t);
-        product(s.scores, ATT_BLOCK, 0, q, q_stride, 1, k + t * kv_stride, 1, kv_stride,
-                rows, keys, HS);
+        panels_product(s.scores, ATT_BLOCK, 0, s.rows, s.keys + t * deep, rows, keys, HS, bf16);
         for (size_t i = 0; i < rows; i++) {
-            real *score = s.scores + i * ATT_BLOCK, block_max = max[i], block_sum = 0;
-            size_t seen = min_size(keys, first + i + 1 > t ? first + i + 1 - t : 0);
+            real *score = s.scores + i * ATT_BLOCK;
+            real old_max = t > 0 ? max[i] : (real)-INFINITY, new_max = old_max, block_sum = 0;
+            size_t seen = first + i + 1 > t ? min_size(keys, first + i + 1 - t) : 0;
             for (size_t j = 0; j < ATT_BLOCK; j++)
                 score[j] = j < seen ? score[j] * scale : (real)-INFINITY;
-            #pragma omp simd reduction(max:block_max)
-            for (size_t j = 0; j < ATT_BLOCK; j++)
-                block_max = block_max > score[j] ? block_max : score[j];
+            #pragma omp simd reduction(max:new_max)
+            for (size_t j = 0; j < ATT_BLOCK; j++) new_max = new_max > score[j] ? new_max
+                : score[j];
             #pragma omp simd reduction(+:block_sum)
             for (size_t j = 0; j < ATT_BLOCK; j++) {
-                real p = exp_real(score[j] - block_max);
+                real p = exp_real(score[j] - new_max);
                 s.probs[i * ATT_BLOCK + j] = fX(p);
                 block_sum += p;
             }
-            real correction = exp_real(max[i] - block_max);
-            sum[i] = sum[i] * correction + block_sum;
-            max[i] = block_max;
-            for (size_t c = 0; c < HS && t > 0; c++) s.out[i * HS + c] *= correction;
+            real correction = exp_real(old_max - new_max);
+            sum[i] = (t > 0 ? sum[i] * correction : 0) + block_sum;
+            max[i] = new_max;
+            if (t > 0) for (size_t c = 0; c < HSp; c++) s.out[i * HSp + c] *= correction;
         }
-        product(s.out, HS, t > 0, s.probs, ATT_BLOCK, 1, v + t * kv_stride, kv_stride, 1,
-                rows, HS, keys);
+        pack_panels(s.left, PA, rows_of(s.probs, ATT_BLOCK), rows, keys, bf16);
+        panels_product(s.out, HSp, t > 0, s.left, s.values_by_channel + t * HSp, rows, HS, keys,
+                          bf16);
     }
     for (size_t i = 0; i < rows; i++) {
-        for (size_t c = 0; c < HS; c++) out[i * out_stride + c] = fX(s.out[i * HS + c] / sum[i]);
+        for (size_t c = 0; c < HS; c++) out[i * out_ld + c] = fX(s.out[i * HSp + c] / sum[i]);
         if (lse != NULL) lse[i] = max[i] + (real)log(sum[i]);
     }
+}
+// One head: n queries at positions first .. first+n-1 against first+n keys and values.
+static void attention_head_forward(floatX *out, size_t out_ld, real *lse, const floatX *q,
+                                   size_t ld, const floatX *k, const floatX *v, size_t kv_ld,
+                                   size_t n, size_t first, size_t HS) {
+    Attention s = attention_here();
+    int bf16 = is_bf16_product();
+    attention_pack(s.keys, k, kv_ld, first + n, HS, 0, bf16);
+    attention_pack(s.values_by_channel, v, kv_ld, first + n, HS, 1, bf16);
+    for (size_t t = 0; t < n; t += ATT_BLOCK)
+        attention_rows(out + t * out_ld, out_ld, lse ? lse + t : NULL, q + t * ld, ld,
+                       min_size(ATT_BLOCK, n - t), first + t, HS, s, bf16);
 }
 // attention_forward: out = softmax(q k^T / sqrt(HS), causal) v, for every head.
 //   in      qkv (B,T,3C) floatX: in each row NH queries, then NH keys, then NH values, of HS each
@@ -1140,14 +1510,12 @@ static void attention_rows(floatX *out, size_t out_stride, real *lse, const floa
 //   source  Dao 2023 (FlashAttention-2)
 static void attention_forward(floatX *out, real *lse, const floatX *qkv, size_t B, size_t T,
                               size_t C, size_t NH) {
-    size_t HS = C / NH, blocks = (T + ATT_BLOCK - 1) / ATT_BLOCK;
+    size_t HS = C / NH;
     #pragma omp parallel for schedule(dynamic)
-    for (size_t job = 0; job < B * NH * blocks; job++) {
-        size_t head = job / blocks, first = job % blocks * ATT_BLOCK;
+    for (size_t head = 0; head < B * NH; head++) {
         const floatX *q = qkv + head / NH * T * 3 * C + head % NH * HS;
-        attention_rows(out + (head / NH * T + first) * C + head % NH * HS, C,
-                       lse + head * T + first, q + first * 3 * C, 3 * C, q + C, q + 2 * C, 3 * C,
-                       min_size(ATT_BLOCK, T - first), first, HS, attention_scratch_here());
+        attention_head_forward(out + head / NH * T * C + head % NH * HS, C, lse + head * T, q,
+                               3 * C, q + C, q + 2 * C, 3 * C, T, 0, HS);
     }
 }
 // attention_cached: attention_forward for n new positions of one sequence; their keys and values
@@ -1163,13 +1531,9 @@ static void attention_cached(floatX *out, floatX *keys, floatX *values, const fl
         memcpy(values + (first + i) * C, qkv + i * 3 * C + 2 * C, C * sizeof(floatX));
     }
     #pragma omp parallel for schedule(static)
-    for (size_t head = 0; head < NH; head++) {
-        AttentionScratch s = attention_scratch_here();
-        for (size_t t = 0; t < n; t += ATT_BLOCK)
-            attention_rows(out + t * C + head * HS, C, NULL, qkv + t * 3 * C + head * HS, 3 * C,
-                           keys + head * HS, values + head * HS, C, min_size(ATT_BLOCK, n - t),
-                           first + t, HS, s);
-    }
+    for (size_t head = 0; head < NH; head++)
+        attention_head_forward(out + head * HS, C, NULL, qkv + head * HS, 3 * C, keys + head * HS,
+                               values + head * HS, C, n, first, HS);
 }
 // attention_backward: with P = softmax(S), S = scale q k^T, out = P v:
 //   dv = P^T dout;  dP = dout v^T;  dS = P (dP - rowsum(dP * P)) scale;  dq = dS k;  dk = dS^T q
@@ -1177,45 +1541,64 @@ static void attention_cached(floatX *out, floatX *keys, floatX *values, const fl
 //   out     dqkv (B,T,3C) floatX, assigned
 //   work    a thread takes whole heads; P is made again from qkv and lse, block by block
 //   cost    5*B*T*T*C flops: five products on half of the square
-static void attention_backward_head(floatX *dqkv, const floatX *dout, const floatX *out,
+static void attention_head_backward(floatX *dqkv, const floatX *dout, const floatX *out,
                                     const real *lse, const floatX *qkv, size_t T, size_t C,
-                                    size_t HS, AttentionScratch s) {
+                                    size_t HS) {
+    Attention s = attention_here();
+    int bf16 = is_bf16_product();
+    size_t HSp = round_up(HS, NR), deep = slots_of(HS, bf16);
     real scale = 1 / (real)sqrt((real)HS);
-    for (size_t t = 0; t < T; t++) {
-        real dot = 0;
-        for (size_t c = 0; c < HS; c++) dot += f32(dout[t * C + c]) * f32(out[t * C + c]);
-        s.dot[t] = dot;
-    }
-    for (size_t k0 = 0; k0 < T; k0 += ATT_BLOCK) {
-        size_t keys = min_size(ATT_BLOCK, T - k0);
-        const floatX *k = qkv + k0 * 3 * C + C, *v = k + C;
-        for (size_t q0 = k0; q0 < T; q0 += ATT_BLOCK) {
-            size_t rows = min_size(ATT_BLOCK, T - q0);
-            const floatX *q = qkv + q0 * 3 * C, *d = dout + q0 * C;
-            product(s.scores, ATT_BLOCK, 0, q, 3 * C, 1, k, 1, 3 * C, rows, keys, HS);
-            product(s.dprobs, ATT_BLOCK, 0, d, C, 1, v, 1, 3 * C, rows, keys, HS);
+    attention_pack(s.keys, qkv + C, 3 * C, T, HS, 0, bf16);
+    attention_pack(s.values, qkv + 2 * C, 3 * C, T, HS, 0, bf16);
+    attention_pack(s.keys_by_channel, qkv + C, 3 * C, T, HS, 1, bf16);
+    for (size_t q0 = 0; q0 < T; q0 += ATT_BLOCK) {
+        size_t rows = min_size(ATT_BLOCK, T - q0);
+        const floatX *q = qkv + q0 * 3 * C, *d = dout + q0 * C;
+        pack_panels(s.rows, PA, rows_of(q, 3 * C), rows, HS, bf16);
+        pack_panels(s.drows, PA, rows_of(d, C), rows, HS, bf16);
+        pack_panels(s.rows_by_channel, NR, cols_of(q, 3 * C), HS, rows, bf16);
+        pack_panels(s.drows_by_channel, NR, cols_of(d, C), HS, rows, bf16);
+        for (size_t i = 0; i < rows; i++) {
+            real dot = 0;
+            #pragma omp simd reduction(+:dot)
+            for (size_t c = 0; c < HS; c++) dot += f32(d[i * C + c]) * f32(out[(q0 + i) * C + c]);
+            s.dot[i] = dot;
+        }
+        for (size_t k0 = 0; k0 <= q0; k0 += ATT_BLOCK) {
+            size_t keys = min_size(ATT_BLOCK, T - k0);
+            panels_product(s.scores, ATT_BLOCK, 0, s.rows, s.keys + k0 * deep, rows, keys, HS,
+                bf16);
+            panels_product(s.dprobs, ATT_BLOCK, 0, s.drows, s.values + k0 * deep, rows, keys, HS,
+                              bf16);
             for (size_t i = 0; i < rows; i++) {
                 size_t seen = min_size(keys, q0 + i + 1 - k0), at = i * ATT_BLOCK;
-                real row_lse = lse[q0 + i], row_dot = s.dot[q0 + i];
+                real row_lse = lse[q0 + i], row_dot = s.dot[i];
                 #pragma omp simd
                 for (size_t j = 0; j < ATT_BLOCK; j++) {
-                    real p = j < seen ? exp_real(s.scores[at + j] * scale - row_lse) : 0;
-                    s.probs[at + j] = fX(p);
-                    s.dscores[at + j] = fX(j < seen ? p * (s.dprobs[at + j] - row_dot) * scale : 0);
+                    real p = exp_real(s.scores[at + j] * scale - row_lse);
+                    real ds = p * (s.dprobs[at + j] - row_dot) * scale;
+                    s.probs[at + j] = fX(j < seen ? p : 0);
+                    s.dscores[at + j] = fX(j < seen ? ds : 0);
                 }
             }
-            product(s.dvalue, HS, q0 > k0, s.probs, 1, ATT_BLOCK, d, C, 1, keys, HS, rows);
-            product(s.dkey, HS, q0 > k0, s.dscores, 1, ATT_BLOCK, q, 3 * C, 1, keys, HS, rows);
-            product(s.dquery + q0 * HS, HS, k0 > 0, s.dscores, ATT_BLOCK, 1, k, 3 * C, 1,
-                    rows, HS, keys);
+            int add = q0 > k0;
+            pack_panels(s.left, PA, cols_of(s.probs, ATT_BLOCK), keys, rows, bf16);
+            panels_product(s.dvalue + k0 * HSp, HSp, add, s.left, s.drows_by_channel, keys, HS,
+                              rows, bf16);
+            pack_panels(s.left, PA, cols_of(s.dscores, ATT_BLOCK), keys, rows, bf16);
+            panels_product(s.dkey + k0 * HSp, HSp, add, s.left, s.rows_by_channel, keys, HS, rows,
+                              bf16);
+            pack_panels(s.left, PA, rows_of(s.dscores, ATT_BLOCK), rows, keys, bf16);
+            panels_product(s.dquery, HSp, k0 > 0, s.left, s.keys_by_channel + k0 * HSp, rows, HS,
+                              keys, bf16);
         }
-        for (size_t j = 0; j < keys; j++) for (size_t c = 0; c < HS; c++) {
-            dqkv[(k0 + j) * 3 * C + C + c] = fX(s.dkey[j * HS + c]);
-            dqkv[(k0 + j) * 3 * C + 2 * C + c] = fX(s.dvalue[j * HS + c]);
-        }
+        for (size_t i = 0; i < rows; i++) for (size_t c = 0; c < HS; c++)
+            dqkv[(q0 + i) * 3 * C + c] = fX(s.dquery[i * HSp + c]);
     }
-    for (size_t t = 0; t < T; t++)
-        for (size_t c = 0; c < HS; c++) dqkv[t * 3 * C + c] = fX(s.dquery[t * HS + c]);
+    for (size_t t = 0; t < T; t++) for (size_t c = 0; c < HS; c++) {
+        dqkv[t * 3 * C + C + c] = fX(s.dkey[t * HSp + c]);
+        dqkv[t * 3 * C + 2 * C + c] = fX(s.dvalue[t * HSp + c]);
+    }
 }
 static void attention_backward(floatX *dqkv, const floatX *dout, const floatX *out, const real *lse,
                                const floatX *qkv, size_t B, size_t T, size_t C, size_t NH) {
@@ -1223,9 +1606,9 @@ static void attention_backward(floatX *dqkv, const floatX *dout, const floatX *o
     #pragma omp parallel for schedule(dynamic)
     for (size_t head = 0; head < B * NH; head++) {
         size_t row = head / NH * T, column = head % NH * HS;
-        attention_backward_head(dqkv + row * 3 * C + column, dout + row * C + column,
+        attention_head_backward(dqkv + row * 3 * C + column, dout + row * C + column,
                                 out + row * C + column, lse + head * T, qkv + row * 3 * C + column,
-                                T, C, HS, attention_scratch_here());
+                                T, C, HS);
     }
 }
 
@@ -1311,17 +1694,49 @@ static double sum_squares(const real *x, size_t count) {
 // --- 6.9 scratch of the ops ---
 // Allocated once; --plan counts it. T: longest sequence, HS: head size of the model.
 static size_t ops_bytes(size_t T, size_t HS) {
-    return (size_t)omp_get_max_threads() * attention_scratch_bytes(T, HS);
+    Attention unused;
+    size_t count = GEMM_SCRATCH + attention_lay_out(&unused, NULL, T, HS);
+    return (size_t)omp_get_max_threads() * count * sizeof(real);
 }
-static void ops_free(void) { dev_free(attention_scratch); }
 static void ops_init(size_t T, size_t HS) {
     attention_T = T;
     attention_HS = HS;
-    attention_scratch = (char *)dev_alloc(ops_bytes(T, HS), "scratch of the ops");
+    gemm_scratch = (real *)dev_alloc(ops_bytes(T, HS), "scratch of the ops");
+    attention_scratch = gemm_scratch + (size_t)omp_get_max_threads() * GEMM_SCRATCH;
 }
+static void ops_free(void) { dev_free(gemm_scratch); }
 
 // --- 6.10 the machine's peak, measured: what the progress line compares with ---
-static double dev_peak_flops(void) { return 1e11; }
+// FLOP/s of all threads multiplying and adding in registers, in the precision of the products.
+INLINE Vec peak_loop(int bf16) {
+    Vec sum[12], a = {0}, b = a + (real)1e-3; // 12 independent sums hide the latency
+    UNROLL for (int i = 0; i < 12; i++) sum[i] = a;
+    for (int n = 0; n < 1 << 18; n++) {
+        __asm__ volatile("" ::: "memory"); // so that no iteration is left out
+        UNROLL for (int i = 0; i < 12; i++)
+            if (bf16) sum[i] = bf16_dot(sum[i], (real)1e-3, b);
+            else sum[i] += a * b;
+    }
+    for (int i = 1; i < 12; i++) sum[0] += sum[i];
+    return sum[0];
+}
+NOINLINE Vec peak_loop_real(void) { return peak_loop(0); }
+NOINLINE Vec peak_loop_bf16(void) { return peak_loop(1); }
+static double dev_peak_flops(void) {
+    int bf16 = is_bf16_product();
+    double best_ms = INFINITY;
+    for (int round = 0; round < 8; round++) { // 8 x 2 ms; the best one was not disturbed
+        double start = now_ms();
+        #pragma omp parallel
+        {
+            volatile Vec sum = bf16 ? peak_loop_bf16() : peak_loop_real();
+            (void)sum;
+        }
+        best_ms = fmin(best_ms, now_ms() - start);
+    }
+    double flops = 2.0 * 12 * VL * (double)slot_k(bf16) * (1 << 18) * omp_get_max_threads();
+    return flops / best_ms * 1e3;
+}
 
 // === 7. The model ====================================================================== [shared]
 // GPT-2: token + position embedding, L layers of (layernorm, attention, layernorm, MLP) on a
@@ -3176,6 +3591,7 @@ static void run_open(Run *run, const Flags *given) {
     check(!f->eval || run->has_val, EXIT_USAGE, "--eval needs --val FILE");
     run->state.train_crc = run->train.crc;
     run->state.train_tokens = run->train.count;
+    matmul_bf16 = !strcmp(f->matmul, "bf16");
     memory_check(model);
     if (is_training) out_claim(run);
     if (f->lr == 0) warn("--lr 0: nothing will be learned");
