@@ -1,7 +1,7 @@
 // train_gpt.c: trains GPT models on a CPU. The whole trainer is this file; nothing else is needed.
 //
 // === 0. Read me first ================================================================== [shared]
-// Build    cc -O3 -march=native -fopenmp train_gpt.c -o train_gpt -lm     (or: make)
+// Build    cc -O3 -march=native -fno-math-errno -fopenmp train_gpt.c -o train_gpt -lm    (or: make)
 // Run      ./train_gpt --train my.txt               a small model on your text, checkpoints in out/
 //          ./train_gpt --resume                     go on where it stopped
 //          ./train_gpt --sample "Once upon"         continue a prompt with what was trained
@@ -1708,20 +1708,20 @@ static void ops_free(void) { dev_free(gemm_scratch); }
 
 // --- 6.10 the machine's peak, measured: what the progress line compares with ---
 // FLOP/s of all threads multiplying and adding in registers, in the precision of the products.
-INLINE Vec peak_loop(int bf16) {
-    Vec sum[12], a = {0}, b = a + (real)1e-3; // 12 independent sums hide the latency
-    UNROLL for (int i = 0; i < 12; i++) sum[i] = a;
-    for (int n = 0; n < 1 << 18; n++) {
-        __asm__ volatile("" ::: "memory"); // so that no iteration is left out
+INLINE real peak_loop(real start, int bf16) { // start: not known to the compiler
+    Vec sum[12], half = { 0 };                // 12 sums that differ hide the latency
+    __asm__ volatile(""); // keeps the loop where the clock is read before and after it
+    half += (real)0.5;
+    UNROLL for (int i = 0; i < 12; i++) sum[i] = half * (real)i + start;
+    for (int n = 0; n < 1 << 18; n++)
         UNROLL for (int i = 0; i < 12; i++)
-            if (bf16) sum[i] = bf16_dot(sum[i], (real)1e-3, b);
-            else sum[i] += a * b;
-    }
-    for (int i = 1; i < 12; i++) sum[0] += sum[i];
-    return sum[0];
+            if (bf16) sum[i] = bf16_dot(sum[i], (real)0.5, half);
+            else sum[i] = sum[i] * half + half;
+    UNROLL for (int i = 1; i < 12; i++) sum[0] += sum[i];
+    return sum[0][0];
 }
-NOINLINE Vec peak_loop_real(void) { return peak_loop(0); }
-NOINLINE Vec peak_loop_bf16(void) { return peak_loop(1); }
+NOINLINE real peak_loop_real(real start) { return peak_loop(start, 0); }
+NOINLINE real peak_loop_bf16(real start) { return peak_loop(start, 1); }
 static double dev_peak_flops(void) {
     int bf16 = is_bf16_product();
     double best_ms = INFINITY;
@@ -1729,7 +1729,7 @@ static double dev_peak_flops(void) {
         double start = now_ms();
         #pragma omp parallel
         {
-            volatile Vec sum = bf16 ? peak_loop_bf16() : peak_loop_real();
+            volatile real start = 1, sum = bf16 ? peak_loop_bf16(start) : peak_loop_real(start);
             (void)sum;
         }
         best_ms = fmin(best_ms, now_ms() - start);
