@@ -226,7 +226,7 @@ static int rank = 0, ranks = 1; // this process among the processes of the run
 // While a checkpoint is being verified a bad file must not end the program: die() then leaves its
 // line in die_message and jumps to die_recovers.
 static jmp_buf *die_recovers = NULL;
-static char die_message[8192]; // longer than the longest path
+static char die_message[16384]; // longer than the longest path
 static void comm_abort(int code); // 9: ends all processes of the run
 
 __attribute__((format(printf, 2, 3), noreturn))
@@ -2464,7 +2464,7 @@ static void gpt_sample(Model *model, const Tokenizer *tokenizer, const Flags *f,
         const char *text = tok_bytes(tokenizer, (uint32_t)tokens[count], &length);
         print_bytes(file, text, length);
     }
-    fprintf(file, "\n");
+    print_bytes(file, "\n", 1);
     free(encoded);
     free(tokens);
     free(logits);
@@ -2494,7 +2494,7 @@ typedef struct {
     int has_crc;            // our own files: the header and every tensor carry a CRC
     uint32_t header_crc;
 } St;
-enum { ST_MAX_HEADER = 100000000, ST_MAX_ENTRIES = 100000 };
+enum { CKPT_VERSION = 1, ST_MAX_HEADER = 100000000, ST_MAX_ENTRIES = 100000 };
 
 // The CRC of a header covers the header with zeros in the place of this CRC. Returns that place.
 static char *st_header_crc(char *header, uint32_t *crc) {
@@ -2553,6 +2553,11 @@ static void st_close(St *st) {
     free(st->tensors);
     memset(st, 0, sizeof *st);
 }
+static const char *st_meta(const St *st, const char *key) {
+    for (size_t i = 0; i < st->num_metas; i++)
+        if (!strcmp(st->metas[i].key, key)) return st->metas[i].value;
+    return NULL;
+}
 static void st_open(St *st, const char *path) {
     memset(st, 0, sizeof *st);
     st->file = in_open(path);
@@ -2565,11 +2570,9 @@ static void st_open(St *st, const char *path) {
     char *text = (char *)host_alloc(header_bytes + 1);
     in_read(&st->file, 8, text, header_bytes);
     st->data_start = 8 + header_bytes;
-    const char *recorded = st_header_crc(text, &st->header_crc);
-    st->has_crc = recorded != NULL;
-    int is_good = !st->has_crc || strtoul(text_of("%.8s", recorded), NULL, 16) == st->header_crc;
-    if (!is_good) free(text);
-    check(is_good, EXIT_INPUT, "%s: the header's CRC-32C is wrong: damaged", path);
+    char recorded[9] = "", *place = st_header_crc(text, &st->header_crc);
+    st->has_crc = place != NULL;
+    if (st->has_crc) memcpy(recorded, place, 8);
     Json j = json_open(path, text, header_bytes);
     json_enter(&j, '{');
     char name[128];
@@ -2602,14 +2605,14 @@ static void st_open(St *st, const char *path) {
         used += t->end - t->begin;
     }
     free(text);
+    const char *version = st_meta(st, "version"); // first: another version may have another CRC
+    check(version == NULL || atoi(version) == CKPT_VERSION, EXIT_INPUT, "%s: version %s, this "
+          "program reads %d: resume with the program that wrote it", path, version, CKPT_VERSION);
+    check(!st->has_crc || strtoul(recorded, NULL, 16) == st->header_crc, EXIT_INPUT,
+          "%s: the header's CRC-32C is wrong: damaged", path);
     check(used == st->file.bytes - st->data_start, EXIT_INPUT,
           "%s: tensors take %" PRIu64 " bytes, the file has %" PRIu64 " after the header", path,
           used, st->file.bytes - st->data_start);
-}
-static const char *st_meta(const St *st, const char *key) {
-    for (size_t i = 0; i < st->num_metas; i++)
-        if (!strcmp(st->metas[i].key, key)) return st->metas[i].value;
-    return NULL;
 }
 static const StTensor *st_find(const St *st, const char *name) { // with or without `transformer.`
     static const char prefix[] = "transformer.";
@@ -2696,8 +2699,6 @@ static real *st_param(const St *st, const ParamInfo *p, const char *name) {
 #define STATE_FIELD(name) uint64_t name;
 typedef struct { STATE(STATE_FIELD) } State;
 
-enum { CKPT_VERSION = 1 };
-
 typedef struct { char group; size_t bucket; int param; char name[128]; uint32_t crc; } SaveItem;
 
 // All values of a bucket on the host: group 'w' weights (the master ones), 'm' or 'v' moments.
@@ -2727,7 +2728,8 @@ static void param_name(char *out, size_t room, char group, const ParamInfo *p, s
 static Text st_header(const SaveItem *items, size_t count, const Layout *y, const char *meta) {
     Text t = { NULL, 0, 0 };
     uint64_t offset = 0;
-    text_add(&t, "{\"__metadata__\":{\"format\":\"pt\",\"header_crc32c\":\"00000000\"%s", meta);
+    text_add(&t, "{\"__metadata__\":{\"format\":\"pt\",\"version\":\"%d\","
+             "\"header_crc32c\":\"00000000\"%s", CKPT_VERSION, meta);
     for (size_t k = 0; k < count; k++) text_add(&t, ",\"crc32c.%s\":\"%08x\"", items[k].name,
                                                 items[k].crc);
     text_add(&t, "}");
@@ -2873,8 +2875,8 @@ static int ckpt_save(const Model *model, const State *state, const Flags *f,
     if (!error) error = write_text(folder, "config.json", &config);
     if (!error) error = st_save(model_file, model, "w", "", &model_crc);
     flags_add_json(&values, f);
-    text_add(&meta, ",\"version\":\"%d\",\"model_crc\":\"%u\",\"config_crc\":\"%u\",\"flags\":",
-             CKPT_VERSION, model_crc, config_crc);
+    text_add(&meta, ",\"model_crc\":\"%u\",\"config_crc\":\"%u\",\"flags\":", model_crc,
+        config_crc);
     text_add_quoted(&meta, values.at);
 #define STATE_SAVE(name) text_add(&meta, ",\"" #name "\":\"%" PRIu64 "\"", state->name);
     STATE(STATE_SAVE)
@@ -2979,9 +2981,6 @@ static void ckpt_verify(Ckpt *c, uint64_t step) {
     char *model_file = init_file(c->folder, &c->config);
     st_open(&c->model, model_file);
     st_open(&c->state, state_file);
-    uint64_t version = ckpt_number(c, "version");
-    check(version == CKPT_VERSION, EXIT_INPUT, "%s: version %" PRIu64 ", this program reads %d: "
-          "resume with the program that wrote it", state_file, version, CKPT_VERSION);
     check(ckpt_number(c, "step") == step, EXIT_INPUT, "%s: step %" PRIu64 ", its folder says %"
           PRIu64, state_file, ckpt_number(c, "step"), step);
     check(st_meta(&c->state, "flags") != NULL, EXIT_INPUT, "%s: no flags", state_file);
@@ -3381,6 +3380,10 @@ static void out_claim(Run *run) {
         free(left);
     }
     if (dir != NULL) closedir(dir);
+    size_t count;
+    free(ckpt_list(out, &count)); // once more, now that nobody else can add one
+    check(run->flags.resume || count == 0, EXIT_USAGE, "--out %s: another run has just ended there",
+          out);
     free(lock);
     free(probe);
 }
@@ -3458,6 +3461,7 @@ static void log_open(Run *run) {
     run->log.path = *f->log ? text_of("%s", f->log) : text_of("%s/log.jsonl", f->out);
     int keep = run->state.step > 0 ? O_APPEND : O_TRUNC; // O_NONBLOCK: a FIFO may have no reader
     int fd = open(run->log.path, O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK | keep, 0666);
+    if (fd >= 0) fcntl(fd, F_SETFL, O_APPEND); // from here on a slow reader is waited for
     run->log.file = fd >= 0 ? fdopen(fd, "a") : NULL;
     check(run->log.file != NULL, EXIT_IO, "--log %s: %s", run->log.path, strerror(errno));
     char host[256] = "unknown";
@@ -3575,6 +3579,9 @@ static void run_open(Run *run, const Flags *given) {
     int is_training = !f->plan && !f->eval && !f->given[F_sample];
     check(!is_training || *f->train || f->resume, EXIT_USAGE, "--train FILE is needed: a text "
           "file, or token shards (--help lists all flags)");
+    check(*f->out, EXIT_USAGE, "--out is empty");
+    check(omp_get_max_threads() <= 1024, EXIT_USAGE, "OMP_NUM_THREADS: %d threads, limit 1024",
+          omp_get_max_threads());
     check(!f->json || f->plan, EXIT_USAGE, "--json goes with --plan");
     Ckpt ckpt;
     St init;

@@ -83,7 +83,7 @@ findings=$(
     if ! command -v g++ >/dev/null; then echo "tidy: no g++, nothing checked as C++17" >&2
     else g++ -x c++ -std=c++17 -fsyntax-only -w train_gpt.c 2>&1 | grep ' error: '; fi
     for f in $(files '*.sh' .ci/run); do
-        case $(head -n 1 "$f" 2>/dev/null) in *bash*) shell=bash ;; *) shell=sh ;; esac
+        case $(head -n 1 "$f" 2>/dev/null) in "#!/bin/sh"*) shell=sh ;; *) shell=bash ;; esac
         [ ! -f "$f" ] || "$shell" -n "$f" 2>&1 | head -n 1
     done)
 [ -z "$findings" ] || { printf '%s\n' "$findings"; exit 1; }
