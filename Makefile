@@ -39,6 +39,8 @@ $(B)/train_gpt: train_gpt.c $(B)/flags
 	$(CC) $(FLAGS) -DPRECISION_$(PRECISION) $< -o $@ -lm
 $(B)/test_gpt: test_gpt.c train_gpt.c $(B)/flags
 	$(CC) $(FLAGS) $< -o $@ -lm
+$(B)/test_gpt_bf16: test_gpt.c train_gpt.c $(B)/flags
+	$(CC) $(FLAGS) -DPRECISION_BF16 $< -o $@ -lm
 $(B)/test_gpt_fp64: test_gpt.c train_gpt.c $(B)/flags
 	$(CC) $(FLAGS) -DPRECISION_FP64 $< -o $@ -lm
 
@@ -47,7 +49,7 @@ run: train_gpt
 	@text=$$(data/get.sh) && ./train_gpt --train "$$text" --out $(OUT) --sample_every 2000 \
 	    $$(ls -d $(OUT)/step_[0-9]* >/dev/null 2>&1 && echo --resume)
 
-test: $(B)/test_gpt $(B)/test_gpt_fp64 $(B)/train_gpt
+test: $(B)/test_gpt $(B)/test_gpt_fp64 $(B)/test_gpt_bf16 $(B)/train_gpt
 	@B=$(B) CC="$(CC)" dev/test/run.sh
 tidy:
 	@dev/tidy.sh

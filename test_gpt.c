@@ -18,6 +18,9 @@ enum { is_fp64 = sizeof(real) == 8 };
 // half an ulp of 1
 static const double unit = is_fp64 ? 1.1102230246251565e-16 : 5.9604644775390625e-8;
 
+// the same of what is stored
+static const double stored = has_master ? 0x1p-8 : is_fp64 ? 1.1102230246251565e-16 : 0x1p-24;
+
 // [-1, 1)
 static double random_at(uint64_t seed, size_t i) { return 2 * hash_uniform(seed, i) - 1; }
 static void fill(floatX *x, size_t count, uint64_t seed, double scale, double offset) {
@@ -132,22 +135,30 @@ static void test_embedding_adds_token_and_position(void) {
     embedding_forward(out, tokens, wte, wpe, B, T, C, 2);
     for (size_t n = 0; n < B * T; n++) for (size_t c = 0; c < C; c++) {
         real want = f32(wte[(size_t)tokens[n] * C + c]) + f32(wpe[(2 + n % T) * C + c]);
-        expect(f32(out[n * C + c]) == want, "row %zu channel %zu", n, c);
+        expect(f32(out[n * C + c]) == f32(fX(want)), "row %zu channel %zu", n, c);
     }
     free(wte); free(wpe); free(out);
 }
+static floatX *make_of(const double *values, size_t count) {
+    floatX *x = (floatX *)host_alloc(count * sizeof(floatX));
+    for (size_t i = 0; i < count; i++) x[i] = fX((real)values[i]);
+    return x;
+}
 static void test_layernorm_forward_by_hand(void) {
     // 1 2 3 4: mean 2.5, variance 1.25
-    floatX inp[8] = { 1, 2, 3, 4, -7, -7, -7, -7 }, w[4] = { 1, 2, 1, 1 }, b[4] = { 0, 0, 0, 5 };
-    floatX *out = make_nan(8);
+    const double in[8] = { 1, 2, 3, 4, -7, -7, -7, -7 }, w[4] = { 1, 2, 1, 1 }, b[4] = { 0, 0, 0,
+        5 };
+    floatX *inp = make_of(in, 8), *weight = make_of(w, 4), *bias = make_of(b, 4),
+        *out = make_nan(8);
     real mean[2], rstd[2], r = 1 / (real)sqrt(1.25 + 1e-5);
-    layernorm_forward(out, mean, rstd, inp, w, b, 2, 4);
+    layernorm_forward(out, mean, rstd, inp, weight, bias, 2, 4);
     double want[8] = { -1.5 * r, -0.5 * r * 2, 0.5 * r, 1.5 * r + 5, 0, 0, 0, 5 };
     for (int i = 0; i < 8; i++)
-        expect(fabs((double)out[i] - want[i]) < 8 * unit * 7, "out[%d] is %g", i, (double)out[i]);
+        expect(fabs((double)f32(out[i]) - want[i]) < 8 * stored * 7, "out[%d] is %g", i,
+               (double)f32(out[i]));
     expect(mean[0] == (real)2.5 && mean[1] == -7, "mean %g %g", (double)mean[0], (double)mean[1]);
     expect(fabs((double)(rstd[0] - r)) < 4 * unit, "rstd %g", (double)rstd[0]);
-    free(out);
+    free(inp); free(weight); free(bias); free(out);
 }
 static void matmul_case(size_t N, size_t C, size_t OC, int has_bias, int has_gelu,
     int has_residual) {
@@ -167,7 +178,7 @@ static void matmul_case(size_t N, size_t C, size_t OC, int has_bias, int has_gel
     matmul_forward(out, has_gelu ? pre : NULL, inp, w, has_bias ? bias : NULL,
                    has_residual ? residual : NULL, N, C, OC);
     double *got = as_double(out, N * OC), *got_pre = as_double(pre, N * OC);
-    double bar = unit * (4 * sqrt((double)C) + 16); // entries are of size sqrt(C)
+    double bar = 16 * stored + 4 * unit * sqrt((double)C); // entries are of size sqrt(C)
     double error = difference(want, got, N * OC, sqrt((double)C)), error_pre = difference(want_pre,
         got_pre, N * OC, sqrt((double)C));
     expect(error <= bar, "N %zu C %zu OC %zu: error %g, bar %g", N, C, OC, error, bar);
@@ -235,8 +246,8 @@ static void attention_case(size_t B, size_t T, size_t NH, size_t HS, double scal
         want_lse[(b * NH + h) * T + t] = max + log(sum);
     }
     attention_forward(out, lse, qkv, B, T, C, NH);
-    double *got = as_double(out, B * T * C), bar = unit * (64
-        + 16 * scale * scale * sqrt((double)HS));
+    double *got = as_double(out, B * T * C);
+    double bar = 64 * stored + 16 * unit * scale * scale * sqrt((double)HS);
     double error = difference(want, got, B * T * C, 0);
     expect(error <= bar, "B %zu T %zu NH %zu HS %zu: error %g, bar %g", B, T, NH, HS, error, bar);
     for (size_t i = 0; i < B * NH * T; i++)
@@ -283,28 +294,33 @@ static void test_classifier_by_hand(void) {
         expect(losses[1] == 0, "V %zu: a sure target: %g", V, (double)losses[1]);
         double sum = 0;
         for (size_t i = 0; i < V; i++) sum += (double)f32(logits[i]);
-        expect(fabs(sum) < 16 * unit * sqrt((double)V), "V %zu: the gradient sums to %g", V, sum);
-        expect(fabs((double)f32(logits[1]) - 0.5 * (1.0 / (double)V - 1)) < 4 * unit,
+        expect(fabs(sum) < 16 * stored * sqrt((double)V), "V %zu: the gradient sums to %g", V, sum);
+        expect(fabs((double)f32(logits[1]) - 0.5 * (1.0 / (double)V - 1)) < 4 * stored,
                "V %zu: target", V);
         for (size_t i = V; i < Vp; i++) expect(f32(logits[i]) == 0, "padding has a gradient");
         free(logits);
     }
 }
 static void test_adamw_by_hand(void) {
-    floatX w[3] = { 1, -2, (floatX)0.5 };
-    real m[3] = { 0, (real)0.1, 0 }, v[3] = { 0, (real)0.2, 0 }, g[3] = { (real)0.5, -1, 0 };
+    const double start[3] = { 1, -2, 0.5 };
+    floatX *w = make_of(start, 3);
+    real master[3] = { 1, -2, (real)0.5 }, m[3] = { 0, (real)0.1, 0 }, v[3] = { 0, (real)0.2, 0 };
+    real g[3] = { (real)0.5, -1, 0 };
     AdamW h = { (real)0.5, (real)0.9, (real)0.99, (real)1e-8, (real)0.01, 1, (real)0.9 };
     double want[3];
     for (int i = 0; i < 3; i++) {
         double grad = 0.5 * (double)g[i], mi = 0.9 * (double)m[i] + 0.1 * grad;
         double vi = 0.99 * (double)v[i] + 0.01 * grad * grad;
-        want[i] = (double)f32(w[i]) * 0.9 - 0.01 * mi / (sqrt(vi) + 1e-8);
+        want[i] = start[i] * 0.9 - 0.01 * mi / (sqrt(vi) + 1e-8);
     }
-    adamw_update(w, NULL, m, v, g, 3, h);
-    for (int i = 0; i < 3; i++)
-        expect(fabs((double)f32(w[i]) - want[i]) < 8 * unit, "w[%d] %g, want %g", i,
-        (double)f32(w[i]), want[i]);
+    adamw_update(w, has_master ? master : NULL, m, v, g, 3, h);
+    for (int i = 0; i < 3; i++) {
+        double got = (double)f32(w[i]);
+        expect(fabs(got - want[i]) < 8 * stored, "w[%d] %g, want %g", i, got, want[i]);
+        expect(!has_master || fabs((double)master[i] - want[i]) < 8 * unit, "master[%d]", i);
+    }
     expect(m[2] == 0 && v[2] == 0, "no gradient, no moment");
+    free(w);
 }
 static void test_schedules_equal_their_closed_forms(void) {
     const char *names[] = { "constant", "linear", "cosine", "wsd", "inv_sqrt" };
@@ -547,14 +563,22 @@ static void test_model_gradients_equal_differences(void) {
 // === 3. whole model against PyTorch ===
 
 // One tensor of a dump in our layout against `got` (rows,cols): the largest difference over the
-// largest entry.
+// largest entry; in bf16 the norm of the difference over the norm.
+static double total_squares, total_norm; // over the tensors since they were set to 0
 static double dump_difference(const St *st, const ParamInfo *p, const char *name, const real *got) {
     real *want = st_param(st, p, name);
     size_t count = p->rows * p->cols;
     double *a = (double *)host_alloc(count * sizeof(double)),
         *b = (double *)host_alloc(count * sizeof(double));
     for (size_t i = 0; i < count; i++) { a[i] = (double)want[i]; b[i] = (double)got[i]; }
-    double d = difference(a, b, count, 0);
+    double d = difference(a, b, count, 0), squares = 0, norm = 0;
+    for (size_t i = 0; i < count; i++) {
+        squares += (a[i] - b[i]) * (a[i] - b[i]);
+        norm += a[i] * a[i];
+    }
+    if (has_master) d = sqrt(squares / norm);
+    total_squares += squares;
+    total_norm += norm;
     free(want); free(a); free(b);
     return d;
 }
@@ -637,26 +661,31 @@ static void dump_case(const char *path, int recompute) {
             for (size_t n = 0; n < B * T; n++) for (size_t i = 0; i < c.V; i++)
                 got[n * c.V + i] = (double)f32(acts_at(&m, 0).logits[n * c.Vp + i]);
             double d = difference(logits, got, B * T * c.V, 0);
-            expect(d <= (is_fp64 ? 1e-9 : 1e-5), "logits differ by %g", d);
+            expect(d <= (is_fp64 ? 1e-9 : has_master ? 0.03 : 1e-5), "logits differ by %g", d);
             free(got);
         }
         double loss = model_gradients(&m, m.tokens, B, T), norm = gpt_grad_norm(&m);
         double want = st_number(&st, "losses", step), want_norm = st_number(&st, "grad_norms",
             step);
         if (step == 0) {
+            total_squares = total_norm = 0;
             double d = worst_difference(&st, &m, "grad.", 0, worst);
-            expect(d <= (is_fp64 ? 1e-9 : 1e-4), "gradient %s differs by %g", worst, d);
-            expect(fabs(loss - want) <= (is_fp64 ? 1e-12 : 1e-5), "loss %.9g, PyTorch %.9g", loss,
-                   want);
+            double all = sqrt(total_squares / total_norm);
+            expect(all <= (has_master ? 0.02 : 1e-4), "all gradients differ by %g", all);
+            expect(d <= (is_fp64 ? 1e-9 : has_master ? 0.05 : 1e-4), "gradient %s differs by %g",
+                   worst, d);
+            expect(fabs(loss - want) <= (is_fp64 ? 1e-12 : has_master ? 0.02 : 1e-5), "loss %.9g, "
+                   "PyTorch %.9g", loss, want);
         }
-        expect(fabs(loss - want) <= (is_fp64 ? 1e-9 : 1e-4), "step %d: loss %.9g, PyTorch %.9g",
-               (int)step, loss, want);
-        expect(fabs(norm / want_norm - 1) <= (is_fp64 ? 1e-9 : 1e-4), "step %d: norm %.9g, PyTorch "
-               "%.9g", (int)step, norm, want_norm);
+        expect(fabs(loss - want) <= (is_fp64 ? 1e-9 : has_master ? 0.02 : 1e-4), "step %d: loss "
+               "%.9g, PyTorch %.9g", (int)step, loss, want);
+        expect(fabs(norm / want_norm - 1) <= (is_fp64 ? 1e-9 : has_master ? 0.02 : 1e-4),
+               "step %d: norm %.9g, PyTorch %.9g", (int)step, norm, want_norm);
         gpt_update(&m, &f, 1e-3, norm, step + 1);
     }
     double d = worst_difference(&st, &m, "final.", 1, worst);
-    expect(d <= (is_fp64 ? 1e-8 : 2e-3), "after 10 steps %s differs by %g", worst, d);
+    expect(d <= (is_fp64 ? 1e-8 : has_master ? 0.02 : 2e-3), "after 10 steps %s differs by %g",
+           worst, d);
     free(inputs); free(targets); free(logits);
     gpt_free(&m);
     st_close(&st);
@@ -686,7 +715,8 @@ static void test_initial_weights_equal_pytorch(void) {
         real *want = st_param(&st, p, name);
         const floatX *got = m.weights + bucket_start(&m.layout, bucket) + p->offset;
         for (size_t k = 0; k < p->rows * p->cols; k++)
-            expect(fabs((double)(f32(got[k]) - want[k])) <= 2e-7, "%s[%zu] is %g, PyTorch %g", name,
+            expect(fabs((double)(f32(got[k]) - want[k])) <= 2e-7 + stored * fabs((double)want[k]),
+                   "%s[%zu] is %g, PyTorch %g", name,
             k, (double)f32(got[k]), (double)want[k]);
         free(want);
     }
@@ -740,7 +770,8 @@ static void test_golden_model(void) {
     memcpy(m.tokens, tokens, (num_prompt - 1) * sizeof(int32_t));
     memcpy(m.tokens + num_prompt - 1, tokens + 1, (num_prompt - 1) * sizeof(int32_t));
     loss = model_loss(&m, m.tokens, 1, num_prompt - 1);
-    expect(fabs(loss - nll) <= 1e-5, "mean NLL %.9g, expected %.9g", loss, nll);
+    expect(fabs(loss - nll) <= (has_master ? 0.03 : 1e-5), "mean NLL %.9g, expected %.9g", loss,
+           nll);
     gpt_free(&m);
     st_close(&st);
     free(text);

@@ -1975,26 +1975,45 @@ static Acts acts_at(const Model *model, size_t l) {
     return a;
 }
 
-// --- 7.4 initial weights: nanoGPT's scheme, and PyTorch's numbers for the same seed ---
+// --- 7.4 to the host and back, bucket by bucket ---
+// All values of a bucket on the host: group 'w' weights (the master ones), 'm' or 'v' moments.
+static void bucket_to_host(real *out, const Model *model, char group, size_t bucket) {
+    size_t start = bucket_start(&model->layout, bucket);
+    size_t count = model->layout.bucket_count[bucket_scope(&model->layout, bucket)];
+    if (group == 'w' && !has_master) values_to_host(out, model->weights + start, count);
+    else to_host(out, (group == 'w' ? model->master : group == 'm' ? model->m : model->v) + start,
+                 count * sizeof(real));
+}
+static void bucket_to_dev(Model *model, char group, size_t bucket, const real *values) {
+    size_t start = bucket_start(&model->layout, bucket);
+    size_t count = model->layout.bucket_count[bucket_scope(&model->layout, bucket)];
+    if (group == 'w') values_to_dev(model->weights + start, values, count);
+    if (group == 'w' && (!has_master || !model->is_trained)) return;
+    to_dev((group == 'w' ? model->master : group == 'm' ? model->m : model->v) + start, values,
+           count * sizeof(real));
+}
+
+// --- 7.5 initial weights: nanoGPT's scheme, and PyTorch's numbers for the same seed ---
 static void gpt_init_weights(Model *model, uint64_t seed) {
     Mersenne random;
     mersenne_seed(&random, seed);
     const Layout *y = &model->layout;
-    for (size_t bucket = 0; bucket < y->num_buckets; bucket++)
-      for (int i = 0; i < NUM_PARAMS; i++) {
-        const ParamInfo *p = &y->params[i];
-        if (p->scope != bucket_scope(y, bucket)) continue;
-        size_t count = p->rows * p->cols, file_count = p->file_rows * p->cols;
-        float *values = (float *)host_alloc(count * sizeof(float));
-        floatX *stored = (floatX *)host_alloc(count * sizeof(floatX));
-        double std = p->init == INIT_RESIDUAL ? 0.02 / sqrt(2.0 * (double)model->config.L) : 0.02;
-        if (p->init >= INIT_NORMAL) normal_fill(values, file_count, (float)std, &random);
-        for (size_t k = 0; k < file_count && p->init == INIT_ONE; k++) values[k] = 1;
-        for (size_t k = 0; k < count; k++) stored[k] = fX(values[k]);
-        to_dev(model->weights + bucket_start(y, bucket) + p->offset, stored,
-            count * sizeof(floatX));
+    for (size_t bucket = 0; bucket < y->num_buckets; bucket++) {
+        int scope = bucket_scope(y, bucket);
+        real *values = (real *)host_alloc(y->bucket_count[scope] * sizeof(real));
+        for (int i = 0; i < NUM_PARAMS; i++) {
+            const ParamInfo *p = &y->params[i];
+            if (p->scope != scope || p->init == INIT_ZERO) continue;
+            size_t count = p->file_rows * p->cols;
+            float *drawn = (float *)host_alloc(count * sizeof(float));
+            double std = p->init == INIT_RESIDUAL ? 0.02 / sqrt(2.0 * (double)model->config.L) : 0.02;
+            if (p->init != INIT_ONE) normal_fill(drawn, count, (float)std, &random);
+            for (size_t k = 0; k < count; k++)
+                values[p->offset + k] = p->init == INIT_ONE ? 1 : drawn[k];
+            free(drawn);
+        }
+        bucket_to_dev(model, 'w', bucket, values);
         free(values);
-        free(stored);
     }
 }
 
@@ -2701,22 +2720,6 @@ typedef struct { STATE(STATE_FIELD) } State;
 
 typedef struct { char group; size_t bucket; int param; char name[128]; uint32_t crc; } SaveItem;
 
-// All values of a bucket on the host: group 'w' weights (the master ones), 'm' or 'v' moments.
-static void bucket_to_host(real *out, const Model *model, char group, size_t bucket) {
-    size_t start = bucket_start(&model->layout, bucket);
-    size_t count = model->layout.bucket_count[bucket_scope(&model->layout, bucket)];
-    if (group == 'w' && !has_master) values_to_host(out, model->weights + start, count);
-    else to_host(out, (group == 'w' ? model->master : group == 'm' ? model->m : model->v) + start,
-                 count * sizeof(real));
-}
-static void bucket_to_dev(Model *model, char group, size_t bucket, const real *values) {
-    size_t start = bucket_start(&model->layout, bucket);
-    size_t count = model->layout.bucket_count[bucket_scope(&model->layout, bucket)];
-    if (group == 'w') values_to_dev(model->weights + start, values, count);
-    if (group == 'w' && (!has_master || !model->is_trained)) return;
-    to_dev((group == 'w' ? model->master : group == 'm' ? model->m : model->v) + start, values,
-           count * sizeof(real));
-}
 static void param_name(char *out, size_t room, char group, const ParamInfo *p, size_t bucket) {
     size_t count = (size_t)snprintf(out, room, "%s", group == 'w' ? "transformer." :
                                     group == 'm' ? "m." : "v.");
