@@ -2350,27 +2350,522 @@ static void data_batch(const Data *d, uint64_t first, size_t count, int32_t *tok
 
 // === 12. Tokenizer and sampling ======================================================== [shared]
 
-// --- 12.1 tokenizer ---
-struct Tokenizer { const char *name; size_t vocab_size; int end_of_text; };
-static Tokenizer tok_load(const char *spec) {
-    check(!strcmp(spec, "bytes"), EXIT_INPUT, "--tokenizer %s: only bytes", spec);
-    Tokenizer t = { "bytes", 257, 256 };
+// --- 12.1 tokenizer: byte-level byte pair encoding, as GPT-2's ---
+// GPT-2's pattern cuts a text into pieces. A piece starts as one token per byte; while neighbours
+// are a known pair, the pair of lowest rank (the leftmost of them) becomes one token. Most pieces
+// end as one token: a table finds these at once. Any bytes are taken, and the bytes of the tokens,
+// in order, are the text again. The merges of a file have to be in an order that training can
+// produce: each makes a new token of the two that the merges before it leave of its bytes. Then
+// files that rank tokens (tiktoken, llm.c) say as much as files that list pairs.
+// A Tokenizer does not change after tok_load, so threads share it. Its files are untrusted.
+
+typedef struct { uint32_t at, bytes, whole; } Token; // whole: one byte, or made by a merge
+typedef struct { uint32_t left, right, rank, id; } TokPair;
+typedef struct Tokenizer { // section 11 has declared it
+    char *name;
+    uint32_t vocab_size;
+    int end_of_text;    // the id of <|endoftext|>, or -1; in a text to encode that is plain text
+    Token *tokens;      // (room) the bytes of a token start at bytes.at + token.at
+    Text bytes;
+    uint32_t *ids;      // hash table (mask + 1): bytes -> id
+    TokPair *pairs;     // hash table (mask + 1): left, right -> rank, id
+    size_t room, mask, num_pairs;
+    uint32_t id_of_byte[256], char_of_byte[256];
+    int byte_of_char[324];
+    uint8_t *class_of;  // (TOK_CODE_POINTS) 0 other, 1 letter, 2 number, TOK_SPACE
+} Tokenizer;
+
+#define TOK_END "<|endoftext|>"
+enum { TOK_SPACE = 3, TOK_MAX_BYTES = 4096, // of a token; GPT-2's longest has 128
+       TOK_LINE = 4 * TOK_MAX_BYTES, TOK_MAX_VOCAB = 1 << 24, TOK_MAX_FILE = 64 << 20 };
+static const uint32_t TOK_NONE = UINT32_MAX; // no token, no rank, a free place in a table
+#define tok_check(ok, fmt, ...) check(ok, EXIT_INPUT, "%s: " fmt, t->name, __VA_ARGS__)
+
+// Runs of code points outside and inside a class, in turn: scripts/unicode_tables.py writes this
+// and tells the format. tiktoken 0.14 and tokenizers 0.23 have this version of Unicode.
+enum { TOK_CODE_POINTS = 0x323b0 }; // none beyond is a letter, a number or a space
+static const char *const tok_unicode[3] = { // Unicode 16.0.0: letters, numbers, spaces
+    "$BZFZoAJADAEWA_A*QDLNEGAAA%CEABBDAAFAACAAATA$TA%MH%hAfBAFi$H[DDmkcBA$dAAOBGBJCBAPAA^]$ZKAXaIB"
+    "DAEVDAIACAWYGKEXAFQjzvCARAGJOPDHBBBVAGAACDCAPAMBACNBJAHFDBBVAGABABAB_DAASCPIACAVAGABAECARAOBW"
+    "AKHBBBVAGABAECA^BACOAQAAFCCADCBAAABCBCCCLVAtHACAWAPCAZCBABB^ADHACAWAJAECA_BABOBQIACAiBAPAECHC"
+    "XFERCXAIAABGzpABLGzBAAAEAXAAAJABIABEAAUD`A$@HAd[E$tkTAPFDDCACBGCDMLAQfAAEABkA(RADBGAAADBiADBa"
+    "ADBGAAADBOAyADB$DePP$WBFC,uBQAZE$LFHGRMSNRNMACOtcADA$D$ZGEBbAAE$GJ_q^BEKlDZvWIu$SA$^oQHv^MBJl"
+    "ZdiCJdBKEkBCiDAFABCAE&C$A'ZBFBfBFBHAAAAAAA_BuAGAACCAGCDBFDMECAG$uAMAPM$fADABJAACEFAAAAAADAKBD"
+    "EEDAtB$1e&hFDCBLfAAEABxGAPWIGAGAGAGAGAGAGAG$QA*\\BjEEBD$WFCA$[ADEkA$_Q`pP+H&7h$A/2l$DnB'QCPJB"
+    "ToP_B$GqIB$hB$DBBAAAHUPACADAW]tNr~FCAABK\\JWY]Go\\APEAJJEAiWCAHTWCACrAACBBEBAAAXCBKGCLFBFBFIG"
+    "AGAkANF$t]),ULWDq'9J(sB$kfGLEEAAJAMAEAAABABA$ma(pR$ABvhL$uEA%IdZFZK$ZCFBFBFBCcLAZASABAOBNb$|)"
+    "K]Cqo`MTAHFfJ^BdDHp%`RdDdDhHtLKAOAGABAKAOAGABCtL'{IVJHXFAjAI$FFBAAlABCABWJWI_$BSABJVJZ$GxFB$A"
+    "AODACA]j]C]cHA\\[vJVJSMR$o$JwsMsMdf\\IW&}jFBPC{]JAHVjRnU[WLuyBBAMm`YZd]ABAHcCALpNDUAAAcRAYSB$"
+    "@GAAADAOAJGofHBBBVAGABAECARALE^JAABAAfAAYAAAluRDTC^pTBAA%zoiDdpTA{kMA$H[eG%{l$u$A_HBABHABAXOA"
+    "AA$_HBgPAAA\\AJhGAUAKnSAR$J&Ja_IAeQAq^$qGABAfUAYFABA`NA(LSOAAMAb$}A$P1h&i&G$0u$bO4AQFY%*ZE,P&"
+    ";e^>},BG_Q$PQ^RpPD_UES)vm&V$A%B$LEA$CM$ABAA\\&0YH6iiJ($tDAGABA'gOA]CBANDH)R$+h$lEMCIGJ&.E$VA$"
+    "HABBABBBDALAAAGA$BADBHAGA\\ADAEAACGA(YBYAYA_AYA_AYA_AYA_AYAH$$Q_FF'I~%TmJGPA(F^Rl*k\\&g^BA*vG"
+    "ADABAOA&H{$EGA6GDA[ABAABAAJADAAAAFADAAAAAACABAABAAAAAAAAAABAABDAGADADAAAJAQECAEAQ%1J;)F`%,{F&"
+    "aB&*]N')gO,w$.I+f:y%9YE%-b",
+    "pJ$yBEABC9wJ%HJ&IJ)bJ$wJDF$mJ$wJ$wJBF$oM$tJHG$hJ$iGGS$nJ$aJ$wJ$GT'PJ$GJ.ZT0~C&rJFJVJ'pJ%BK%gJ"
+    "FJ%xJ$WJ%HJFJ3fACFFJ&IsBE.a|$OV-@^8~A/UAYINC(\\D%LJ^HAO`JgO37tJ%~J(EF%\\JfJ&IJVJ$WJ)\\J/$gJ*t"
+    "mLyQB(Z[dD]AHA%HE&MJ1|HYGgI$LEVF%bBBPBn$AItB^C$LE$iHXHiG(OFpJFJ'Z_%`JjD$qG%H^%BJ|J%RJGT&~J([J"
+    "$wJ({J$gJFT$ML)jS$^J-`J$W]&fJ$GJ)lJ$gU3{$p+9wJ$,KJ$WJ%HJAG+VJ'JW06XJ:]TLT$mY4fr$,eJ)lJ*}J&zJ."
+    "WI%BJ/c{ACAD$MmAO2QM$3OJ",
+    "IERA$eAZA&'wA$-eK]BEAoA%*_A" };
+
+static Tokenizer tok_new(size_t room) { // room: no more tokens than that
+    Tokenizer t;
+    memset(&t, 0xff, sizeof t); // -1 and TOK_NONE: end_of_text, id_of_byte, byte_of_char
+    memset(&t.bytes, 0, sizeof t.bytes);
+    t.room = min_size(room, TOK_MAX_VOCAB);
+    for (t.mask = 1; t.mask < 2 * t.room; ) t.mask = 2 * t.mask + 1;
+    t.tokens = (Token *)host_alloc(t.room * sizeof *t.tokens);
+    t.ids = (uint32_t *)host_alloc((t.mask + 1) * sizeof *t.ids);
+    t.pairs = (TokPair *)host_alloc((t.mask + 1) * sizeof *t.pairs);
+    memset(t.ids, 0xff, (t.mask + 1) * sizeof *t.ids); // TOK_NONE
+    memset(t.pairs, 0xff, (t.mask + 1) * sizeof *t.pairs);
+    t.name = NULL, t.vocab_size = 0, t.num_pairs = 0;
+    // GPT-2's files show each byte as a character: 33 to 126, 161 to 172 and 174 to 255 as the one
+    // of that number, the other 68, in order, as U+0100 to U+0143.
+    for (int b = 0, next = 256; b < 256; b++) {
+        int u = (b > 32 && b < 127) || (b > 160 && b != 173) ? b : next++;
+        t.char_of_byte[b] = (uint32_t)u;
+        t.byte_of_char[u] = b;
+    }
+    t.class_of = (uint8_t *)host_alloc(TOK_CODE_POINTS);
+    for (int k = 0; k < 3; k++) {
+        size_t at = 0, run = 0, inside = 0;
+        for (const char *c = tok_unicode[k]; *c; c++) {
+            if (*c < '@') { run = 28 * run + (size_t)(*c - '#'); continue; }
+            run = 63 * run + (size_t)(*c - '@');
+            if (inside) memset(t.class_of + at, k + 1, run);
+            at += run, run = 0, inside = !inside;
+        }
+    }
     return t;
 }
-static size_t tok_encode(const Tokenizer *t, const char *text, size_t bytes, uint32_t *out) {
-    (void)t;
-    for (size_t i = 0; i < bytes; i++) out[i] = (unsigned char)text[i];
+static void tok_free(Tokenizer *t) {
+    free(t->name), free(t->tokens), free(t->bytes.at), free(t->ids), free(t->pairs);
+    free(t->class_of);
+}
+
+// Bytes and code point of the character at s; a byte that is not UTF-8 is one without code point.
+static size_t utf8_get(uint32_t *u, const char *s, size_t bytes) {
+    static const uint32_t least[5] = { 0, 0, 0x80, 0x800, 0x10000 };
+    uint8_t c = (uint8_t)s[0];
+    size_t count = c < 0x80 ? 1 : c < 0xe0 ? 2 : c < 0xf0 ? 3 : 4, i = 1;
+    uint32_t v = c < 0x80 ? c : c & (0x7fu >> count);
+    for (; i < count && i < bytes && (s[i] & 0xc0) == 0x80; i++) v = v << 6 | (s[i] & 0x3f);
+    int good = i == count && v >= least[count] && v < 0x110000 && v >> 11 != 0x1b && // surrogates
+               (c < 0x80 || (c >= 0xc0 && c < 0xf8));
+    *u = good ? v : UINT32_MAX;
+    return good ? count : 1;
+}
+
+// Both hash tables: at most half of the places are taken; if one is, the next may be the right one.
+static const uint64_t TOK_MIX = 0x9e3779b97f4a7c15u; // 2^64 / golden ratio
+
+static uint32_t *tok_find(const Tokenizer *t, const char *s, size_t bytes) { // or a free place
+    uint64_t hash = bytes, word;
+    size_t done = 0;
+    for (; done + 8 <= bytes; done += 8) {
+        memcpy(&word, s + done, 8);
+        hash = (hash ^ word) * TOK_MIX;
+        hash ^= hash >> 32;
+    }
+    for (word = 0; done < bytes; done++) word = word << 8 | (uint8_t)s[done];
+    size_t i = (hash ^ word) * TOK_MIX >> 32 & t->mask;
+    for (; t->ids[i] != TOK_NONE; i = (i + 1) & t->mask) {
+        const Token *token = &t->tokens[t->ids[i]];
+        if (token->bytes == bytes && !memcmp(t->bytes.at + token->at, s, bytes)) break;
+    }
+    return &t->ids[i];
+}
+static TokPair *tok_pair(const Tokenizer *t, uint32_t left, uint32_t right) { // or a free place
+    size_t i = ((uint64_t)left << 32 | right) * TOK_MIX >> 32 & t->mask;
+    while (t->pairs[i].rank != TOK_NONE && (t->pairs[i].left != left || t->pairs[i].right != right))
+        i = (i + 1) & t->mask;
+    return &t->pairs[i];
+}
+
+// --- 12.2 encoding ---
+// Bytes of the first piece: '(s|t|re|ve|m|ll|d) | ?letters | ?numbers | ?others | \s+(?!\S) | \s+
+static size_t tok_piece(const Tokenizer *t, const char *s, size_t bytes) {
+    if (s[0] == '\'' && bytes > 1) {
+        if (s[1] == 's' || s[1] == 't' || s[1] == 'm' || s[1] == 'd') return 2;
+        if (bytes > 2 && (!memcmp(s, "'re", 3) || !memcmp(s, "'ve", 3) || !memcmp(s, "'ll", 3)))
+            return 3;
+    }
+    int piece_class = -1;
+    for (size_t at = 0, step, last = 0; at < bytes; at += step, last = step) {
+        uint32_t u = (uint8_t)s[at];
+        step = u < 0x80 ? 1 : utf8_get(&u, s + at, bytes - at);
+        int c = u < TOK_CODE_POINTS ? t->class_of[u] : 0;
+        if (piece_class < 0 || (at == 1 && s[0] == ' ' && c != TOK_SPACE)) piece_class = c;
+        else if (c != piece_class) // the last of several spaces is left to what follows
+            return piece_class == TOK_SPACE && at > last ? at - last : at;
+    }
     return bytes;
 }
-static const char *tok_bytes(const Tokenizer *t, uint32_t id, size_t *bytes) {
-    (void)t;
-    static char b[256]; if (id > 255) { *bytes = 0; return ""; }
-    b[id] = (char)id; *bytes = 1; return &b[id];
-}
-static int tok_save(const Tokenizer *t, const char *folder, size_t maxT) { (void)t; (void)folder;
-    (void)maxT; return 0; }
 
-// --- 12.2 sampling ---
+// A heap of the pairs in a piece, least first: rank << 40 | the byte where the left token starts.
+typedef struct { uint64_t *at; size_t count; } TokHeap;
+
+static void tok_push(TokHeap *h, const Tokenizer *t, uint32_t *id, size_t left, size_t right) {
+    uint64_t pair_rank = tok_pair(t, id[left], id[right])->rank, key = pair_rank << 40 | left;
+    if (pair_rank == TOK_NONE) return;
+    size_t i = h->count++;
+    for (; i > 0 && h->at[(i - 1) / 2] > key; i = (i - 1) / 2) h->at[i] = h->at[(i - 1) / 2];
+    h->at[i] = key;
+}
+static uint64_t tok_pop(TokHeap *h) {
+    uint64_t least = h->at[0], key = h->at[--h->count];
+    size_t i = 0;
+    for (size_t child; (child = 2 * i + 1) < h->count; i = child) {
+        if (child + 1 < h->count && h->at[child + 1] < h->at[child]) child++;
+        if (h->at[child] >= key) break;
+        h->at[i] = h->at[child];
+    }
+    h->at[i] = key;
+    return least;
+}
+// The tokens of one piece of n bytes, in O(n log n). id[i] is the token that starts at byte i, or
+// TOK_NONE. A pair may be gone when its turn comes: then its place shows another rank, or none.
+static size_t tok_merge(const Tokenizer *t, uint32_t *id, const char *s, size_t n) {
+    uint64_t small[128]; // n pairs, and one more with each merge: it takes one and adds two
+    TokHeap heap = { 2 * n <= 128 ? small : (uint64_t *)host_alloc(2 * n * sizeof *small), 0 };
+    for (size_t i = 0; i < n; i++) {
+        id[i] = t->id_of_byte[(uint8_t)s[i]];
+        if (i > 0) tok_push(&heap, t, id, i - 1, i);
+    }
+    while (heap.count > 0) {
+        uint64_t key = tok_pop(&heap);
+        size_t left = key & 0xffffffffff, last = left;
+        size_t right = id[left] == TOK_NONE ? n : left + t->tokens[id[left]].bytes;
+        if (right >= n || tok_pair(t, id[left], id[right])->rank != key >> 40) continue;
+        id[left] = tok_pair(t, id[left], id[right])->id;
+        id[right] = TOK_NONE;
+        right = left + t->tokens[id[left]].bytes;
+        if (right < n) tok_push(&heap, t, id, left, right);
+        while (last > 0 && id[--last] == TOK_NONE) { }
+        if (last < left) tok_push(&heap, t, id, last, left);
+    }
+    size_t count = 0;
+    for (size_t i = 0; i < n; i++) if (id[i] != TOK_NONE) id[count++] = id[i];
+    if (heap.at != small) free(heap.at);
+    return count;
+}
+// One document to ids; out has room for one per byte.
+static size_t tok_encode(const Tokenizer *t, const char *text, size_t bytes, uint32_t *out) {
+    size_t count = 0;
+    for (size_t at = 0, piece; at < bytes; at += piece) {
+        piece = tok_piece(t, text + at, bytes - at);
+        uint32_t id = *tok_find(t, text + at, piece);
+        if (id != TOK_NONE && t->tokens[id].whole) out[count++] = id;
+        else count += tok_merge(t, out + count, text + at, piece);
+    }
+    return count;
+}
+static const char *tok_bytes(const Tokenizer *t, uint32_t id, size_t *bytes) {
+    assert(id < t->vocab_size);
+    *bytes = t->tokens[id].bytes;
+    return t->bytes.at + t->tokens[id].at;
+}
+
+// --- 12.3 reading vocabularies ---
+static void tok_add(Tokenizer *t, uint64_t id, const char *s, size_t bytes) {
+    tok_check(id < t->room && bytes > 0 && bytes <= TOK_MAX_BYTES, "token %" PRIu64 ", %zu bytes: "
+              "wanted an id below %zu, and 1 to %d bytes", id, bytes, t->room, TOK_MAX_BYTES);
+    tok_check(t->tokens[id].bytes == 0, "token %" PRIu64 " is given twice", id);
+    uint32_t *place = tok_find(t, s, bytes);
+    tok_check(*place == TOK_NONE, "tokens %u and %" PRIu64 " have the same bytes", *place, id);
+    *place = (uint32_t)id;
+    Token token = { (uint32_t)t->bytes.count, (uint32_t)bytes, bytes == 1 };
+    t->tokens[id] = token;
+    text_add_bytes(&t->bytes, s, bytes);
+    if (t->vocab_size <= id) t->vocab_size = (uint32_t)id + 1;
+    if (bytes == 1) t->id_of_byte[(uint8_t)*s] = (uint32_t)id;
+    if (bytes == strlen(TOK_END) && !memcmp(s, TOK_END, bytes)) t->end_of_text = (int)id;
+}
+static void tok_check_all(const Tokenizer *t) { // before the first merge
+    for (uint32_t id = 0; id < t->vocab_size; id++)
+        tok_check(t->tokens[id].bytes > 0, "token %u of %u is missing", id, t->vocab_size);
+    for (int b = 0; b < 256; b++)
+        tok_check(t->id_of_byte[b] != TOK_NONE, "no token for byte %d: not byte-level BPE", b);
+}
+static void tok_add_merge(Tokenizer *t, uint32_t id, size_t left_bytes) { // 0: unknown
+    uint32_t parts[TOK_MAX_BYTES];
+    Token *token = &t->tokens[id];
+    size_t count = tok_merge(t, parts, t->bytes.at + token->at, token->bytes);
+    tok_check(count == 2 && (!left_bytes || t->tokens[parts[0]].bytes == left_bytes), "merge %zu: "
+              "token %u is to be made of the two that earlier merges leave of it: found %zu%s",
+              t->num_pairs, id, count, count == 2 ? " others" : count == 1 ? ", the same" : "");
+    TokPair pair = { parts[0], parts[1], (uint32_t)t->num_pairs++, id };
+    *tok_pair(t, pair.left, pair.right) = pair;
+    token->whole = 1;
+}
+static void tok_add_merges(Tokenizer *t) { // of all tokens, whose ids are their ranks
+    tok_check_all(t);
+    for (uint32_t id = 0; id < t->vocab_size; id++)
+        if (!t->tokens[id].whole && (int)id != t->end_of_text) tok_add_merge(t, id, 0);
+}
+static size_t tok_from_chars(const Tokenizer *t, char *out, const char *s, size_t bytes) {
+    size_t count = 0;
+    for (size_t at = 0; at < bytes; ) {
+        uint32_t u;
+        at += utf8_get(&u, s + at, bytes - at);
+        if (u >= 324 || t->byte_of_char[u] < 0) { memcpy(out, s, bytes); return bytes; } // as it is
+        out[count++] = (char)t->byte_of_char[u];
+    }
+    return count;
+}
+static void tok_read_merge(Tokenizer *t, const char *line, size_t bytes, int new_token) {
+    char s[TOK_LINE];
+    const char *space = (const char *)memchr(line, ' ', bytes);
+    tok_check(space != NULL && bytes < TOK_LINE, "merge %zu \"%.*s\": wanted two tokens and a "
+              "space between them", t->num_pairs, (int)min_size(bytes, 99), line);
+    size_t left_chars = (size_t)(space - line), left = tok_from_chars(t, s, line, left_chars);
+    size_t count = left + tok_from_chars(t, s + left, space + 1, bytes - left_chars - 1);
+    if (new_token) tok_add(t, t->vocab_size, s, count);
+    uint32_t id = *tok_find(t, s, count);
+    tok_check(id != TOK_NONE, "merge %zu \"%.*s\" makes no token of the vocabulary", t->num_pairs,
+              (int)min_size(bytes, 99), line);
+    tok_add_merge(t, id, left);
+}
+static void tok_add_byte_tokens(Tokenizer *t) { // in the order of their characters, as GPT-2's
+    for (int u = 0; u < 324; u++) {
+        char byte = (char)t->byte_of_char[u];
+        if (t->byte_of_char[u] >= 0) tok_add(t, t->vocab_size, &byte, 1);
+    }
+}
+// vocab.bpe, merges.txt: lines "left right". Where no vocab.json gave ids, they are GPT-2's: bytes,
+// merges, end of text.
+static void tok_read_merges(Tokenizer *t, const char *text) {
+    int own_ids = t->vocab_size == 0;
+    if (own_ids) tok_add_byte_tokens(t);
+    for (const char *line = text, *end; *line; line = end + 1) {
+        end = strchr(line, '\n');
+        tok_check(end != NULL, "the last line, \"%.99s\", has no end: cut short?", line);
+        if (line == text && !strncmp(line, "#version", 8)) continue;
+        tok_read_merge(t, line, (size_t)(end - line), own_ids);
+    }
+    if (own_ids) tok_add(t, t->vocab_size, TOK_END, strlen(TOK_END));
+}
+static void tok_read_ranks(Tokenizer *t, const char *text) { // gpt2.tiktoken: lines "base64 rank"
+    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    for (size_t line = 1; *text; text++, line++) {
+        char s[TOK_MAX_BYTES], *end;
+        uint32_t bits = 0, num_bits = 0;
+        size_t count = 0;
+        for (const char *d; *text && (d = strchr(digits, *text)) && count < sizeof s; text++) {
+            bits = bits << 6 | (uint32_t)(d - digits);
+            if ((num_bits += 6) >= 8) s[count++] = (char)(bits >> (num_bits -= 8));
+        }
+        text += strspn(text, "=");
+        uint64_t id = strtoull(text, &end, 10);
+        tok_check(*text == ' ' && isdigit((unsigned char)text[1]) && *end == '\n',
+                  "line %zu: wanted a token in base64, a space and its rank", line);
+        tok_add(t, id, s, count);
+        text = end;
+    }
+    tok_check(t->vocab_size != 100256 && t->vocab_size != 199998, "%u tokens: cl100k_base and "
+              "o200k_base cut text by other patterns than GPT-2's, the one here", t->vocab_size);
+    tok_add(t, t->vocab_size, TOK_END, strlen(TOK_END));
+    tok_add_merges(t);
+}
+static void tok_read_llmc(Tokenizer *t, const char *text, size_t bytes) {
+    uint32_t header[4]; // magic, version, vocab_size, end of text; 252 more are zero
+    memcpy(header, text, sizeof header);
+    tok_check(header[1] == 1 || header[1] == 2, "version %u, wanted 1 or 2", header[1]);
+    size_t at = 1024;
+    for (uint32_t id = 0; id < header[2]; id++) { // a byte with the length, the bytes
+        size_t count = at < bytes ? (uint8_t)text[at++] : 0;
+        tok_check(count <= bytes - at, "%zu bytes, cut short in token %u of %u", bytes, id,
+                  header[2]);
+        tok_add(t, id, text + at, count);
+        at += count;
+    }
+    tok_check(at == bytes, "%zu bytes after the last token", bytes - at);
+    tok_add_merges(t);
+}
+
+static int json_find(Json *value, Json object, const char *key) { // 0: not there, or null
+    char found[TOK_LINE];
+    *value = object;
+    for (json_enter(value, '{'); json_more(value, '}'); json_skip(value)) {
+        json_key(value, found, sizeof found);
+        if (!strcmp(found, key)) return json_peek(value) != 'n';
+    }
+    return 0;
+}
+// A tokenizer.json, if it asks for no more than is done here, or a vocab.json {"token": id, ...}:
+// then the result is 1, as the merges are missing.
+static int tok_read_json(Tokenizer *t, Json top) {
+    static const char *const rules[][3] = { { "model", "type", "\"BPE\"" },
+        { "pre_tokenizer", "type", "\"ByteLevel\"" }, { "pre_tokenizer", "use_regex", "true" },
+        { "pre_tokenizer", "add_prefix_space", "false" }, { "model", "dropout", "null" },
+        { "model", "continuing_subword_prefix", "\"\"" }, { "model", "end_of_word_suffix", "\"\"" },
+        { "model", "byte_fallback", "false" }, { "model", "ignore_merges", "false" } };
+    char s[TOK_LINE], key[TOK_LINE];
+    Json model = top, value = top, j;
+    json_skip(&value);
+    tok_check(json_peek(&value) == 0, "byte %td: text after the JSON object", value.at - top.text);
+    int is_vocab = !json_find(&model, top, "model") || *model.at != '{';
+    for (size_t i = 0; i < sizeof rules / sizeof *rules && !is_vocab; i++) {
+        const char *const *r = rules[i];
+        tok_check(json_find(&j, top, r[0]), "no %s: not byte-level BPE", r[0]);
+        int size = json_find(&value, j, r[1]) ? (int)min_size(strcspn(value.at, ",}\n"), 99) : 0;
+        tok_check(size == 0 || !strncmp(value.at, r[2], strlen(r[2])), "%s: %s is %.*s, but "
+                  "only %s is supported (byte-level BPE as in GPT-2)", r[0], r[1], size, value.at,
+                  r[2]);
+    }
+    tok_check(is_vocab || !json_find(&j, top, "normalizer"), "a %s: not supported", "normalizer");
+    tok_check(is_vocab || json_find(&value, model, "vocab"), "the model has no %s", "vocab");
+    for (j = is_vocab ? top : value, json_enter(&j, '{'); json_more(&j, '}'); ) {
+        json_key(&j, key, sizeof key);
+        uint64_t id = json_count(&j);
+        tok_add(t, id, s, tok_from_chars(t, s, key, strlen(key)));
+    }
+    if (!is_vocab && json_find(&j, top, "added_tokens"))
+        for (json_enter(&j, '['); json_more(&j, ']'); json_skip(&j)) {
+            uint64_t id = json_find(&value, j, "id") ? json_count(&value) : TOK_NONE;
+            size_t count = json_find(&value, j, "content") ? json_string(&value, s, sizeof s) : 0;
+            if (id >= t->room || t->tokens[id].bytes == 0) tok_add(t, id, s, count);
+        }
+    tok_check_all(t);
+    if (is_vocab) return 1;
+    tok_check(json_find(&j, model, "merges"), "the model has no %s", "merges");
+    for (json_enter(&j, '['); json_more(&j, ']'); ) { // "left right", or ["left", "right"]
+        int is_pair = json_peek(&j) == '[';
+        if (is_pair) { json_enter(&j, '['); json_more(&j, ']'); }
+        size_t count = json_string(&j, s, TOK_LINE / 2);
+        if (is_pair && json_more(&j, ']')) {
+            s[count++] = ' ';
+            count += json_string(&j, s + count, TOK_LINE / 2);
+            if (json_more(&j, ']')) json_bad(&j, "a pair");
+        }
+        tok_read_merge(t, s, count, 0);
+    }
+    return 0;
+}
+// The content tells what kind of file it is; text ends in a zero byte. The result is 1 for a
+// vocab.json: a second call brings its merges.txt.
+static int tok_parse(Tokenizer *t, const char *path, const char *text, size_t bytes) {
+    const char *second = text + strcspn(text, " \n"); // in a first line like "IQ== 0"
+    int is_json = t->tokens == NULL && text[strspn(text, " \t\r\n")] == '{';
+    int is_llmc = bytes >= 1024 && !memcmp(text, "\xc8\xd7\x34\x01", 4); // 20240328
+    int is_ranks = *second == ' ' && strspn(second, " 0123456789") == strcspn(second, "\n");
+    size_t room = 257;
+    for (size_t i = 0; i < bytes; i++) room += text[i] == (is_json ? ':' : '\n');
+    if (t->tokens == NULL) *t = tok_new(is_llmc ? bytes / 2 : room);
+    free(t->name);
+    t->name = text_of("%s", path);
+    tok_check(is_llmc || (bytes > 0 && strlen(text) == bytes), "%zu bytes: no vocab.bpe, "
+              "merges.txt, *.tiktoken, tokenizer.json, vocab.json or gpt2_tokenizer.bin", bytes);
+    if (is_json) return tok_read_json(t, json_open(path, text, bytes));
+    if (is_llmc) tok_read_llmc(t, text, bytes);
+    else if (is_ranks) tok_read_ranks(t, text);
+    else tok_read_merges(t, text);
+    return 0;
+}
+// spec: "bytes", "gpt2", a file, or a folder with one.
+static Tokenizer tok_load(const char *spec) {
+    static const char *const files[] = { "tokenizer.json", "vocab.json", "vocab.bpe",
+                                         "gpt2.tiktoken", "merges.txt", "gpt2_tokenizer.bin" };
+    int is_gpt2 = !strcmp(spec, "gpt2"), wants_more = strcmp(spec, "bytes") != 0;
+    const char *env = getenv("GPT_DATA");
+    char *path = NULL, *data = text_of("%s/tokenizer", env ? env : ".");
+    const char *folders[] = { is_gpt2 ? "data" : spec, data, "../shared/data/tokenizer" };
+    for (int f = 0; f < (is_gpt2 ? 3 : 1); f++)
+        for (int i = is_gpt2 ? 2 : 0; i < 6 && path == NULL; i++) {
+            path = text_of("%s/%s", folders[f], files[i]);
+            if (access(path, R_OK) != 0) { free(path); path = NULL; }
+        }
+    check(path != NULL || !is_gpt2, EXIT_INPUT, "gpt2: no vocab.bpe, gpt2.tiktoken or merges.txt "
+          "in data/ or $GPT_DATA/tokenizer/: data/get.sh gets it");
+    if (path == NULL) path = text_of("%s", spec);
+    Tokenizer t;
+    memset(&t, 0, sizeof t);
+    if (!wants_more) t = tok_new(257);
+    for (int b = 0; b < 257 && !wants_more; b++) {
+        char byte = (char)b;
+        tok_add(&t, (uint64_t)b, b < 256 ? &byte : TOK_END, b < 256 ? 1 : strlen(TOK_END));
+    }
+    while (wants_more) {
+        size_t bytes;
+        char *text = in_read_all(path, TOK_MAX_FILE, &bytes), *slash = strrchr(path, '/');
+        wants_more = tok_parse(&t, path, text, bytes);
+        free(text);
+        text = text_of("%.*smerges.txt", slash ? (int)(slash + 1 - path) : 0, path);
+        free(path);
+        path = text;
+    }
+    check(!is_gpt2 || t.vocab_size == 50257, EXIT_INPUT, "%s: %u tokens, wanted GPT-2's 50257",
+          t.name, t.vocab_size);
+    free(path), free(data), free(t.name);
+    t.name = text_of("%s", spec);
+    return t;
+}
+
+// --- 12.4 writing: the files of a Hugging Face folder ---
+static void tok_put(Text *out, const Tokenizer *t, uint32_t id, int json) { // as they show it
+    for (size_t i = 0; i < t->tokens[id].bytes; i++) {
+        uint8_t b = (uint8_t)t->bytes.at[t->tokens[id].at + i];
+        char c[4] = { (char)b };
+        size_t count = t->tokens[id].whole ? utf8_put(t->char_of_byte[b], c) : 1;
+        if (json && (b == '"' || b == '\\')) text_add_bytes(out, "\\", 1);
+        if (json && b < 0x20 && !t->tokens[id].whole) text_add(out, "\\u%04x", b);
+        else text_add_bytes(out, c, count);
+    }
+}
+// file: "vocab.json", "merges.txt", "tokenizer.json" or "tokenizer_config.json".
+static void tok_text(Text *out, const Tokenizer *t, const char *file, size_t max_tokens) {
+    static const char level[] = "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,"
+                                "\"trim_offsets\":true,\"use_regex\":true}";
+    int json = !strcmp(file, "tokenizer.json");
+    if (!strcmp(file, "tokenizer_config.json")) {
+        text_add(out, "{\"tokenizer_class\":\"GPT2Tokenizer\",\"add_prefix_space\":false,");
+        if (t->end_of_text >= 0)
+            text_add(out, "\"bos_token\":\"%s\",\"eos_token\":\"%s\",\"unk_token\":\"%s\",",
+                     TOK_END, TOK_END, TOK_END);
+        text_add(out, "\"model_max_length\":%zu}\n", max_tokens);
+    }
+    if (json) {
+        text_add(out, "{\"version\":\"1.0\",\"truncation\":null,\"padding\":null,"
+                 "\"added_tokens\":[");
+        for (uint32_t id = 0, count = 0; id < t->vocab_size; id++) if (!t->tokens[id].whole) {
+            text_add(out, "%s{\"id\":%u,\"content\":\"", count++ ? "," : "", id);
+            tok_put(out, t, id, 1);
+            text_add(out, "\",\"single_word\":false,\"lstrip\":false,\"rstrip\":false,"
+                     "\"normalized\":false,\"special\":true}");
+        }
+        text_add(out, "],\"normalizer\":null,\"pre_tokenizer\":%s,\"post_processor\":%s,"
+                 "\"decoder\":%s,\"model\":{\"type\":\"BPE\",\"dropout\":null,\"unk_token\":null,"
+                 "\"continuing_subword_prefix\":\"\",\"end_of_word_suffix\":\"\","
+                 "\"fuse_unk\":false,\"byte_fallback\":false,\"vocab\":", level, level, level);
+    }
+    if (json || !strcmp(file, "vocab.json")) {
+        for (uint32_t id = 0; id < t->vocab_size; id++) {
+            text_add(out, "%s\"", id ? ",\n" : "{");
+            tok_put(out, t, id, 1);
+            text_add(out, "\":%u", id);
+        }
+        text_add(out, "}");
+    }
+    if (json || !strcmp(file, "merges.txt")) {
+        const TokPair **order = (const TokPair **)host_alloc((t->num_pairs + 1) * sizeof *order);
+        for (size_t i = 0; i <= t->mask; i++)
+            if (t->pairs[i].rank != TOK_NONE) order[t->pairs[i].rank] = &t->pairs[i];
+        text_add(out, json ? ",\"merges\":[" : "#version: 0.2\n");
+        for (size_t i = 0; i < t->num_pairs; i++) {
+            text_add(out, "%s", !json ? "" : i ? ",\n\"" : "\"");
+            tok_put(out, t, order[i]->left, json);
+            text_add(out, " ");
+            tok_put(out, t, order[i]->right, json);
+            text_add(out, "%s", json ? "\"" : "\n");
+        }
+        text_add(out, "%s", json ? "]}}\n" : "");
+        free(order);
+    }
+}
+
+// --- 12.5 sampling ---
 
 // Bytes of a sample; a terminal gets control bytes as \xNN, so that a model cannot drive it.
 static void print_bytes(FILE *file, const char *bytes, size_t count) {
@@ -2884,7 +3379,14 @@ static int ckpt_save(const Model *model, const State *state, const Flags *f,
 #define STATE_SAVE(name) text_add(&meta, ",\"" #name "\":\"%" PRIu64 "\"", state->name);
     STATE(STATE_SAVE)
     if (!error) error = st_save(state_file, model, "mv", meta.at, &state_crc);
-    if (!error) error = tok_save(tokenizer, folder, model->config.maxT);
+    static const char *const files[] = { "vocab.json", "merges.txt", "tokenizer.json",
+                                         "tokenizer_config.json" };
+    for (int i = 0; i < 4 && !error; i++) {
+        Text text = { NULL, 0, 0 };
+        tok_text(&text, tokenizer, files[i], model->config.maxT);
+        error = write_text(folder, files[i], &text);
+        free(text.at);
+    }
     if (!error) error = sync_folder(folder);
     struct stat st;
     // the same step again, after a rollback
