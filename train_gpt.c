@@ -2006,7 +2006,8 @@ static void gpt_init_weights(Model *model, uint64_t seed) {
             if (p->scope != scope || p->init == INIT_ZERO) continue;
             size_t count = p->file_rows * p->cols;
             float *drawn = (float *)host_alloc(count * sizeof(float));
-            double std = p->init == INIT_RESIDUAL ? 0.02 / sqrt(2.0 * (double)model->config.L) : 0.02;
+            double std = 0.02;
+            if (p->init == INIT_RESIDUAL) std /= sqrt(2.0 * (double)model->config.L);
             if (p->init != INIT_ONE) normal_fill(drawn, count, (float)std, &random);
             for (size_t k = 0; k < count; k++)
                 values[p->offset + k] = p->init == INIT_ONE ? 1 : drawn[k];
@@ -4056,7 +4057,11 @@ static int run_choose_model(Run *run, int is_training, Ckpt *ckpt, St *init) {
         const char *saved = st_meta(&ckpt->state, "flags");
         flags_merge_saved(f, json_open(ckpt->state.file.path, saved, strlen(saved)));
     } else flags_apply_model(f);
-    run->tokenizer = tok_load(f->tokenizer);
+    // Without --tokenizer a model that comes with one keeps it.
+    char *beside = text_of("%s/tokenizer.json", has_ckpt ? ckpt->folder : f->init);
+    int is_own = !f->given[F_tokenizer] && (has_ckpt || (*f->init && access(beside, R_OK) == 0));
+    run->tokenizer = tok_load(!is_own ? f->tokenizer : has_ckpt ? ckpt->folder : f->init);
+    free(beside);
     if (has_ckpt) *c = ckpt->config;
     else if (*f->init) {
         char *path = init_file(f->init, c);
