@@ -121,9 +121,9 @@ static inline floatX fX(real value) { // to the nearest, ties to even; NaN stays
 static inline real f32(floatX x) { return x; }
 static inline floatX fX(real x) { return x; }
 #endif
-// Vectors of the matrix product: VL lanes in a register. A tile, MR rows x NV registers of sums,
-// takes 16 of 32 registers (8 of 16 before AVX-512): what the latency of FMA needs, 4 cycles x 2
-// units and more. Tiles of 8x48, 6x64, 12x32, 14x32 were not faster and divide fewer shapes.
+// Vectors of the matrix product: VL lanes in a register. The sums of a tile, MR rows of NV vectors,
+// take 16 of 32 registers, enough to hide the latency of FMA (4 cycles x 2 units): 8x48, 6x64,
+// 12x32, 14x32 were equal and divide fewer shapes. Of 16 registers they take 12: 8 were 5 % slower.
 #if defined(__AVX512F__)
 #define VECTOR_BYTES 64
 #elif defined(__AVX__)
@@ -141,7 +141,7 @@ typedef uint32_t RealBits;
 #if defined(__AVX512F__) || defined(__aarch64__)
 enum { MR = 8, NV = 2 };
 #else
-enum { MR = 4, NV = 2 };
+enum { MR = 4, NV = 3 };
 #endif
 #define ANY_ARRAY aligned(sizeof(real)), may_alias  // floatX arrays are read through these types
 typedef real Vec __attribute__((vector_size(VECTOR_BYTES), ANY_ARRAY));
@@ -1121,8 +1121,8 @@ static void layernorm_backward(floatX *dinp, real *dweight, real *dbias, const f
 //   MR | panel  [slot]|  | tile | tile |  ...   |     c: a row of tiles sweeps the stripe while its
 //      | [PA]         |  +------+------+----   -+     MR lanes of a stay near the core
 //   MR |              |  | tile |      |        |
-// Threads share nothing: each computes a rectangle of c with panels of its own; packing some lanes
-// in two threads costs less than two barriers a block. k is never split between threads and every
+// Threads share nothing: each computes a rectangle of c with panels of its own. Some lanes are
+// packed by several threads, but no thread ever waits. k is never split between threads and every
 // element is summed alike wherever it lies: its bits depend neither on the number of threads nor
 // on M, so decoding one token equals the batched pass.
 // If products are rounded to bf16, that happens while packing; a slot may then hold k and k + VL.
@@ -1131,8 +1131,8 @@ enum {
     NR = NV * VL,
     PA = MR > VL ? MR : VL, // lanes in a panel of a, of which a tile reads MR
     KC = 768, // slots: one pass over c for most layers; 384 to 1024 differ by 3 %
-    NC = 128, // a stripe of 393 KB is half of a small L2; 192 is equal, 384 is 4 % worse
-    MC = 768, // rows that use a packed stripe: packing it is 2 % of their time; a's piece: 2.4 MB
+    NC = 96,  // a stripe of 295 KB leaves room in L2; 64 to 192 are equal, 384 is 4 % worse
+    MC = 768, // rows that use a packed stripe: all packing is 3 to 6 % of the time; 2.4 MB of a
     NB = 768, // columns whose partial sums wait for the next KC: MC * NB * 4 bytes = 2.4 MB
 };
 
@@ -1167,7 +1167,7 @@ static inline Out to_r(real *r, size_t ld) { Out c = {0, r, ld, 0, 0, 0, 0, 0, 0
 
 // r[slot] = slots of VL lanes of m from (lane, k) on; zeros outside of m's (lanes, K).
 // If k runs along memory, lanes are loaded and transposed, else slots are loaded. Prefetches the
-// same block of the next VL memory rows into L2, which halves the time from DRAM.
+// same block of the next VL memory rows into L2, which takes 1/3 to 2/3 of the time from DRAM.
 INLINE void load_block(Vec r[VL], Mat m, size_t lane, size_t k, size_t lanes, size_t K, int bf16) {
     const size_t W = VL * slot_k(bf16), ahead = m.col == 1 ? VL * m.row : W * m.col;
     floatX edge[2 * VL * VL];
@@ -1258,7 +1258,7 @@ NOINLINE void store_tile(const Out *c, real *tile, size_t i, size_t j, size_t ro
         if (cols == NR) store_row(*c, tile + l * NR, c->i + i + l, c->j + j, NR); // no loop tails
         else store_row(*c, tile + l * NR, c->i + i + l, c->j + j, cols);
 }
-// Asks for the tile's place in c before the tile is summed: dweight +5 to +9 %
+// Asks for the tile's place in c before the tile is summed: +2 to +8 %
 INLINE void prefetch_tile(Out c, size_t i, size_t j, size_t rows) {
     for (size_t l = 0; l < rows * NR; l += VL) {
         const size_t at = (c.i + i + l / NR) * c.ld + c.j + j + l % NR;
@@ -1334,7 +1334,7 @@ static void gemm(Out c, Mat a, Mat b, size_t M, size_t N, size_t K) {
     {
         const size_t threads = (size_t)omp_get_num_threads(), rank = (size_t)omp_get_thread_num();
         size_t tm = 1, best = SIZE_MAX;
-        for (size_t t = 1; t <= threads; t++) { // + 8: packing a lane costs as much as 8 products
+        for (size_t t = 1; t <= threads; t++) { // + 8: packing costs about 8 products
             const size_t rows = div_up(m, t) * MR, cols = div_up(n, threads / t) * NR;
             if ((rows + 8) * (cols + 8) < best) { best = (rows + 8) * (cols + 8); tm = t; }
         }
@@ -1351,7 +1351,7 @@ static void gemm(Out c, Mat a, Mat b, size_t M, size_t N, size_t K) {
 //   in      inp (N,C), weight (OC,C), bias (OC) or NULL, residual (N,OC) or NULL     floatX
 //   out     out (N,OC); pre_gelu (N,OC): argument of gelu, kept for backward; NULL: no gelu
 //   cost    2*N*C*OC flops
-//   speed   @@
+//   speed   Zen 4, % of its peak, 1 | 2 threads: fp32 84-95|68-93, bf16 76-92|46-90, 2026-11-30
 static void matmul_forward(floatX *out, floatX *pre_gelu, const floatX *inp, const floatX *weight,
     const floatX *bias, const floatX *residual, size_t N, size_t C, size_t OC) {
     Out c = to_x(out, OC);
@@ -1374,7 +1374,7 @@ static void matmul_backward(floatX *dinp, real *dweight, real *dbias, const floa
     gemm(dx, rows_of(dout, OC), cols_of(weight, C), N, C, OC);
     gemm(dw, cols_of(dout, OC), cols_of(inp, C), OC, C, N);
     if (!dbias) return;
-    enum { WIDTH = 4 * VL }; // columns of one thread at a time: whole lines, sums in registers
+    enum { WIDTH = 8 * VL }; // columns summed at a time: 512 bytes of a row; 4 * VL is slower
     #pragma omp parallel for schedule(static) if (N * OC > 1 << 14)
     for (size_t j = 0; j < OC; j += WIDTH) {
         real sum[WIDTH] = {0};
@@ -1399,7 +1399,7 @@ static void matmul_backward(floatX *dinp, real *dweight, real *dbias, const floa
 // all products on gemm's tiles. Masked scores are -Inf and weigh exactly 0, and every row sum runs
 // over the full width of a block: a row has the same bits however many rows are computed with it,
 // which is why the cached decoding of section 12 repeats the training pass exactly.
-enum { ATT_BLOCK = 64 }; // a multiple of MR and of NR; the blocks of one step fit in L1 and L2
+enum { ATT_BLOCK = 64 % NR == 0 ? 64 : 4 * NR }; // a multiple of NR; a pair of blocks fits in L2
 
 // Scratch of one thread. HSp: HS padded to NR. "panels" are operands packed for sum_tile.
 typedef struct {
@@ -1452,15 +1452,15 @@ static void attention_pack(real *panels, const floatX *rows, size_t ld, size_t T
              min_size(ATT_BLOCK, T - t), bf16);
 }
 // One block of query rows against all keys up to its own last row, whose panels are in s.
-//   in      q (rows,HS) stride ld; first: position of its first row
+//   in      q (rows,HS) stride ld; first: position of its first row; T: keys in the panels
 //   out     out (rows,HS) stride out_ld; lse (rows), or NULL: log of the sum of e^score
 static void attention_rows(floatX *out, size_t out_ld, real *lse, const floatX *q, size_t ld,
-                           size_t rows, size_t first, size_t HS, Attention s, int bf16) {
+                           size_t rows, size_t first, size_t T, size_t HS, Attention s, int bf16) {
     size_t HSp = round_up(HS, NR), deep = slots_of(HS, bf16);
     real scale = 1 / (real)sqrt((real)HS), max[ATT_BLOCK], sum[ATT_BLOCK];
     pack_panels(s.rows, PA, rows_of(q, ld), rows, HS, bf16);
     for (size_t t = 0; t < first + rows; t += ATT_BLOCK) {
-        size_t keys = min_size(ATT_BLOCK, first + rows - t);
+        size_t keys = min_size(ATT_BLOCK, T - t); // as many as were packed: it sets the layout
         panels_product(s.scores, ATT_BLOCK, 0, s.rows, s.keys + t * deep, rows, keys, HS, bf16);
         for (size_t i = 0; i < rows; i++) {
             real *score = s.scores + i * ATT_BLOCK;
@@ -1501,7 +1501,7 @@ static void attention_head_forward(floatX *out, size_t out_ld, real *lse, const 
     attention_pack(s.values_by_channel, v, kv_ld, first + n, HS, 1, bf16);
     for (size_t t = 0; t < n; t += ATT_BLOCK)
         attention_rows(out + t * out_ld, out_ld, lse ? lse + t : NULL, q + t * ld, ld,
-                       min_size(ATT_BLOCK, n - t), first + t, HS, s, bf16);
+                       min_size(ATT_BLOCK, n - t), first + t, first + n, HS, s, bf16);
 }
 // attention_forward: out = softmax(q k^T / sqrt(HS), causal) v, for every head.
 //   in      qkv (B,T,3C) floatX: in each row NH queries, then NH keys, then NH values, of HS each
