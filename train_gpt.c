@@ -209,6 +209,17 @@ INLINE void transpose(Vec r[VL]) {
         UNROLL for (int i = 0; i < VL; i++) r[i] = s[i];
     }
 }
+// What this build needs and the CPU it runs on lacks: without asking, it would die of an illegal
+// instruction. NULL: nothing.
+#if defined(__AVX512BF16__)
+#define CPU_NEEDS(has) (has("avx512bf16") ? NULL : "AVX512_BF16")
+#elif defined(__AVX512F__)
+#define CPU_NEEDS(has) (has("avx512f") && has("avx512dq") ? NULL : "AVX-512")
+#elif defined(__AVX2__)
+#define CPU_NEEDS(has) (has("avx2") && has("fma") ? NULL : "AVX2 and FMA")
+#else
+#define CPU_NEEDS(has) NULL
+#endif
 #ifndef GIT_HASH
 #define GIT_HASH "unknown" // the Makefile passes the commit
 #endif
@@ -951,6 +962,12 @@ static inline real gelu_slope(real x) {
     real gate = gelu_gate(x);
     real d_two_u = (real)1.5957691216057308 * (1 + (real)0.134145 * x * x);
     return gate + x * gate * (1 - gate) * d_two_u;
+}
+
+static void dev_check(void) { // the first thing the program does
+    const char *missing = CPU_NEEDS(__builtin_cpu_supports);
+    check(missing == NULL, EXIT_USAGE, "this build needs a CPU with %s: build it on this machine "
+          "(make clean all), or with make ARCH=x86-64", missing);
 }
 
 // --- 5.2 memory: the six calls behind which a GPU hides ---
@@ -4127,6 +4144,7 @@ static void run_open(Run *run, const Flags *given) {
 
 #ifndef GPT_NO_MAIN
 int main(int argc, char **argv) {
+    dev_check();
     std_files_open();
     comm_init();
     Flags flags = flags_parse(argc, argv);

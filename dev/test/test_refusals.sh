@@ -246,7 +246,7 @@ test_24_output_folder_that_cannot_be() {
     bad 4 '--out loop: ' --train t.txt --out loop
     ln -s /nowhere/at/all dangling
     bad 4 '--out dangling: ' --train t.txt --out dangling
-    bad 4 '--out' --train t.txt --out ''
+    bad 2 '--out is empty' --train t.txt --out ''
     bad 4 'nowhere/log: ' --train t.txt --log nowhere/log
     good --train t.txt --out new/and/deep/
     [ -d new/and/deep/step_00000002 ]
@@ -389,6 +389,7 @@ test_43_checkpoint_of_another_program_or_version() {
     cp whole/step_00000006/config.json .
     shard llm.bin $(tokens 40)      # a model of llm.c
     poke llm.bin 0 4 20240326
+    rm -r out
     bad 3 'llm\.bin: .*safetensors' --train t.txt --init llm.bin
     sed 's/gpt2/llama/' whole/step_00000006/config.json >config.json
     bad 3 'config\.json: model_type is llama' --train t.txt --init llm.bin

@@ -75,6 +75,10 @@ test_resume_is_bit_exact_among_skipped_steps() {    # the learning rate makes al
         --skip_nonfinite 1000
     grep -aqE '"skipped":"2[0-9][0-9]"' $last/train_state.safetensors
 }
+test_resume_is_bit_exact_with_bf16_products() {
+    text 999 >t.txt
+    killed_once --train ../t.txt --matmul bf16
+}
 test_resume_is_bit_exact_at_every_recompute_level() {
     local level
     text 999 >t.txt
