@@ -963,7 +963,8 @@ static void cached_case(size_t NH, size_t C) {
         memset(m.tokens + first, 0, first * sizeof(int32_t));
         model_loss(&m, m.tokens, 1, first); // the naive loop: the whole prefix again
         values_to_host(logits, acts_at(&m, 0).logits + (first - 1) * m.config.Vp, V);
-        expect(!memcmp(cached, logits, sizeof cached), "NH %zu, C %zu: after %zu tokens", NH, C, first);
+        expect(!memcmp(cached, logits, sizeof cached), "NH %zu, C %zu: after %zu tokens", NH, C,
+               first);
     }
     gpt_free(&m);
 }

@@ -2797,6 +2797,9 @@ static Tokenizer tok_load(const char *spec) {
         }
     check(path != NULL || !is_gpt2, EXIT_INPUT, "gpt2: no vocab.bpe, gpt2.tiktoken or merges.txt "
           "in data/ or $GPT_DATA/tokenizer/: data/get.sh gets it");
+    struct stat st;
+    check(path != NULL || stat(spec, &st) != 0 || !S_ISDIR(st.st_mode), EXIT_INPUT, "%s: a folder "
+          "without a tokenizer.json, vocab.json, vocab.bpe or merges.txt", spec);
     if (path == NULL) path = text_of("%s", spec);
     Tokenizer t;
     memset(&t, 0, sizeof t);
