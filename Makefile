@@ -1,6 +1,6 @@
 # make            builds ./train_gpt             make run     trains a small GPT on a real text
 # make test       all tests, under 3 minutes     make help    the rest
-# Settings:  CC=clang  OMP=0  SANITIZE=1  ARCH=x86-64-v3 (default: this machine)  PRECISION=FP64
+# Settings:  CC=clang  OMP=0  SANITIZE=1  ARCH=x86-64-v3 (default: this machine)  PRECISION=FP64  MPI=0
 CC        = gcc
 # -fno-math-errno: sqrt in a loop is then an instruction, not a call. Never -ffast-math: NaN must show.
 CFLAGS    = -std=gnu11 -O3 -fno-math-errno -Wall -Wextra -Wno-unused-function
@@ -18,6 +18,13 @@ MARCH  := $(or $(call compiles,-march=$(ARCH)),$(call compiles,-mcpu=$(ARCH)))
 ifneq ($(OMP),0)
 OPENMP := $(call compiles,-fopenmp)
 endif
+# Several processes: where mpicc works, unless MPI=0. It is told which compiler to call.
+MPICC = OMPI_CC='$(CC)' MPICH_CC='$(CC)' mpicc
+MPI  := $(shell printf '\043include <mpi.h>\nint main(void){return 0;}' | $(MPICC) -x c - -o /dev/null 2>/dev/null && echo 1)
+CC_TRAIN = $(CC)
+ifneq ($(filter 1,$(MPI)),)
+CC_TRAIN = $(MPICC) -DUSE_MPI
+endif
 ifdef SANITIZE
 SAN = -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g
 B   = build/sanitize
@@ -32,11 +39,12 @@ train_gpt: $(B)/train_gpt
 
 # The flags of the last build: another compiler or another machine rebuilds everything.
 $(B)/flags: FORCE
-	@mkdir -p $(B); echo '$(CC) $(FLAGS) $(PRECISION)' | cmp -s - $@ || echo '$(CC) $(FLAGS) $(PRECISION)' > $@
+	@mkdir -p $(B); echo '$(CC) $(FLAGS) $(PRECISION) $(MPI)' | cmp -s - $@ || \
+	    echo '$(CC) $(FLAGS) $(PRECISION) $(MPI)' > $@
 FORCE:
 
 $(B)/train_gpt: train_gpt.c $(B)/flags
-	$(CC) $(FLAGS) -DPRECISION_$(PRECISION) $< -o $@ -lm
+	$(CC_TRAIN) $(FLAGS) -DPRECISION_$(PRECISION) $< -o $@ -lm
 $(B)/test_gpt: test_gpt.c train_gpt.c $(B)/flags
 	$(CC) $(FLAGS) $< -o $@ -lm
 $(B)/test_gpt_bf16: test_gpt.c train_gpt.c $(B)/flags

@@ -6,6 +6,7 @@
 //          ./train_gpt --resume                     go on where it stopped
 //          ./train_gpt --sample "Once upon"         continue a prompt with what was trained
 //          ./train_gpt --help                       all flags
+//          mpirun -np 4 ./train_gpt ...             the same training on 4 processes (make MPI=1)
 //
 // Contents
 //   0  Read me first
@@ -17,8 +18,8 @@
 //   6  Ops                                    each forward beside its backward
 //   7  The model                              tables of parameters, activations and buffers
 //   8  Forward and backward through the layers
-//   9  Processes
-//   10 Optimizer step                         schedule, clipping, AdamW
+//   9  Processes                             a rank's share, communication, the watchdog
+//   10 Optimizer step                         schedule, clipping, ZeRO-1, AdamW
 //   11 Data                                   shards and texts as one stream of windows
 //   12 Tokenizer and sampling
 //   13 Checkpoints                            Hugging Face folders, exact resume
@@ -61,6 +62,7 @@
 #include <glob.h>
 #include <inttypes.h>
 #include <math.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -220,6 +222,57 @@ INLINE void transpose(Vec r[VL]) {
 #else
 #define CPU_NEEDS(has) NULL
 #endif
+// Messages between processes, bare; section 9 gives them their meaning.
+#ifdef USE_MPI
+#include <mpi.h>
+static MPI_Request *net_requests = NULL;
+static int net_count = 0, net_room = 0;
+static void net_init(int *rank, int *ranks, int *node_ranks) {
+    int level; // the watchdog's thread may call MPI_Abort
+    MPI_Comm node;
+    MPI_Init_thread(NULL, NULL, MPI_THREAD_MULTIPLE, &level);
+    MPI_Comm_rank(MPI_COMM_WORLD, rank);
+    MPI_Comm_size(MPI_COMM_WORLD, ranks);
+    MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &node);
+    MPI_Comm_size(node, node_ranks);
+    MPI_Comm_free(&node);
+}
+static void net_finish(void) { MPI_Finalize(); }
+static void net_abort(int code) { MPI_Abort(MPI_COMM_WORLD, code); }
+static void net_post(void *x, int bytes, int peer, int is_send) { // returns at once
+    if (net_count == net_room) {
+        net_room = 2 * net_room + 16;
+        net_requests = (MPI_Request *)realloc(net_requests, (size_t)net_room * sizeof(MPI_Request));
+        assert(net_requests != NULL);
+    }
+    MPI_Request *request = &net_requests[net_count++];
+    if (is_send) MPI_Isend(x, bytes, MPI_BYTE, peer, 0, MPI_COMM_WORLD, request);
+    else MPI_Irecv(x, bytes, MPI_BYTE, peer, 0, MPI_COMM_WORLD, request);
+}
+static void net_wait(void) { // until all that was posted has been sent and received
+    MPI_Waitall(net_count, net_requests, MPI_STATUSES_IGNORE);
+    net_count = 0;
+}
+static void net_sum(double *x, int count) {
+    MPI_Allreduce(MPI_IN_PLACE, x, count, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+}
+static void net_max(int64_t *x, int count) {
+    MPI_Allreduce(MPI_IN_PLACE, x, count, MPI_INT64_T, MPI_MAX, MPI_COMM_WORLD);
+}
+#else
+static void net_init(int *rank, int *ranks, int *node_ranks) {
+    *rank = 0;
+    *ranks = *node_ranks = 1;
+}
+static void net_finish(void) {}
+static void net_abort(int code) { _exit(code); }
+static void net_post(void *x, int bytes, int peer, int is_send) {
+    (void)x; (void)bytes; (void)peer; (void)is_send;
+}
+static void net_wait(void) {}
+static void net_sum(double *x, int count) { (void)x; (void)count; }
+static void net_max(int64_t *x, int count) { (void)x; (void)count; }
+#endif
 #ifndef GIT_HASH
 #define GIT_HASH "unknown" // the Makefile passes the commit
 #endif
@@ -233,6 +286,14 @@ enum { EXIT_INTERNAL = 1, EXIT_USAGE = 2, EXIT_INPUT = 3, EXIT_IO = 4, EXIT_NUME
        EXIT_PEER = 6 };
 
 static int rank = 0, ranks = 1; // this process among the processes of the run
+static int node_ranks = 1;      // how many of them share this machine
+// What the watchdog (9) looks at: a mark is made whenever something is done.
+static struct { volatile uint64_t marks, step; const char *volatile done; } progress
+    = { 0, 0, "the start" };
+static void progress_mark(const char *done) {
+    progress.done = done;
+    progress.marks = progress.marks + 1;
+}
 
 // While a checkpoint is being verified a bad file must not end the program: die() then leaves its
 // line in die_message and jumps to die_recovers.
@@ -250,6 +311,7 @@ static void die(int code, const char *fmt, ...) {
     for (char *c = die_message; *c; c++) if ((unsigned char)*c < 0x20) *c = '?';
     if (die_recovers != NULL) longjmp(*die_recovers, code);
     fflush(stdout);
+    if (rank > 0) usleep(300000); // what goes wrong on all ranks is told once, by rank 0
     if (ranks > 1) fprintf(stderr, "rank %d: error: %s\n", rank, die_message);
     else fprintf(stderr, "error: %s\n", die_message);
     comm_abort(code);
@@ -261,9 +323,17 @@ __attribute__((format(printf, 1, 2)))
 static void warn(const char *fmt, ...) {
     va_list args;
     va_start(args, fmt);
+    if (rank > 0) fprintf(stderr, "rank %d: ", rank);
     fprintf(stderr, "warning: ");
     vfprintf(stderr, fmt, args);
     fprintf(stderr, "\n");
+    va_end(args);
+}
+__attribute__((format(printf, 1, 2)))
+static void say(const char *fmt, ...) { // what all ranks know, rank 0 tells
+    va_list args;
+    va_start(args, fmt);
+    if (rank == 0) vfprintf(stderr, fmt, args);
     va_end(args);
 }
 
@@ -613,6 +683,8 @@ static const char *const group_titles[NUM_GROUPS] = {
     X(F, grad_clip,         TRAIN,  "1",      0, 1e9,     "largest gradient norm; 0: off") \
     X(I, seed,              TRAIN,  "1337",   0, 4294967295.0, "weights, shuffle, samples") \
     X(E, matmul,            TRAIN,  "fp32",   0, 0,       "fp32|bf16") \
+    X(I, zero,              TRAIN,  "1",      0, 1,       "1: a rank keeps its share of m and v") \
+    X(I, pairwise,          TRAIN,  "1",      0, 1,       "0: one gradient buffer, other sums") \
     X(I, recompute,         TRAIN,  "0",      0, 3,       "redo: 1 GELU, 2 +layernorms, 3 layers") \
     X(I, val_every,         WATCH,  "250",    0, 1e12,    "steps; 0: off") \
     X(I, val_batches,       WATCH,  "0",      0, 1e12,    "micro-batches; 0: the whole set") \
@@ -626,6 +698,7 @@ static const char *const group_titles[NUM_GROUPS] = {
     X(S, out,               SAVE,   "out",    0, 0,       "folder of checkpoints and log") \
     X(I, save_every,        SAVE,   "500",    0, 1e12,    "steps; 0: only at the end") \
     X(I, keep,              SAVE,   "2",      0, 1e6,     "newest checkpoints; 0: write none") \
+    X(I, timeout,           ROBUST, "600",    0, 1e6,     "s without progress of a rank; 0: off") \
     X(I, skip_nonfinite,    ROBUST, "10",     1, 1e6,     "NaN or Inf steps in a row: stop")
 
 typedef int64_t FLAG_I, FLAG_B;
@@ -696,7 +769,8 @@ static void flag_add_value(Text *t, const Flags *f, int i) { // as JSON, and exa
 }
 // All flags but those of this one call: the rest is what a checkpoint keeps.
 static int is_flag_of_call(int i) {
-    return flag_infos[i].group == MODE || i == F_out || i == F_log || i == F_allow_data_change;
+    return flag_infos[i].group == MODE || i == F_out || i == F_log || i == F_allow_data_change ||
+           i == F_zero || i == F_timeout;
 }
 static void flags_add_json(Text *t, const Flags *f) {
     const char *separator = "{";
@@ -777,7 +851,10 @@ static Flags flags_parse(int argc, char **argv) {
         }
         free(name);
     }
-    if (f.help) { flags_help(); exit(EXIT_SUCCESS); }
+    if (f.help) {
+        if (rank == 0) flags_help();
+        exit(EXIT_SUCCESS);
+    }
     return f;
 }
 
@@ -809,7 +886,7 @@ static void flags_merge_saved(Flags *f, Json j) {
                   "and another one changes the course of the data; --allow_data_change goes on all "
                   "the same", name, now.at, was.at);
             if (f->resume && group != WATCH)
-                fprintf(stderr, "changed: %s %s -> %s\n", name, was.at, now.at);
+                say("changed: %s %s -> %s\n", name, was.at, now.at);
         }
         free(was.at);
         free(now.at);
@@ -1691,21 +1768,21 @@ static void adamw_update(floatX *w, real *master, real *m, real *v, const real *
 }
 
 // --- 6.8 sums ---
-// sum_squares: of count values, in double, in 256 fixed parts that are then added in order.
-static double sum_squares(const real *x, size_t count) {
-    enum { PARTS = 256 };
-    double part[PARTS], total = 0;
-    size_t step = round_up((count + PARTS - 1) / PARTS, 64);
+// sum_squares: out[k] = the sum of squares of x[k * step .. (k + 1) * step), in double.
+//   work    parts in parallel; the caller adds them in order
+static void sum_squares(double *out, const real *x, size_t parts, size_t step) {
     #pragma omp parallel for schedule(static)
-    for (size_t k = 0; k < PARTS; k++) {
+    for (size_t k = 0; k < parts; k++) {
         double sum = 0;
         #pragma omp simd reduction(+:sum)
-        for (size_t i = min_size(k * step, count); i < min_size((k + 1) * step, count); i++)
-            sum += (double)x[i] * (double)x[i];
-        part[k] = sum;
+        for (size_t i = k * step; i < (k + 1) * step; i++) sum += (double)x[i] * (double)x[i];
+        out[k] = sum;
     }
-    for (size_t k = 0; k < PARTS; k++) total += part[k];
-    return total;
+}
+// vector_add: out[i] += x[i], a step of a sum over micro-batches or ranks.
+static void vector_add(real *out, const real *x, size_t count) {
+    #pragma omp parallel for simd schedule(static)
+    for (size_t i = 0; i < count; i++) out[i] += x[i];
 }
 
 // --- 6.9 scratch of the ops ---
@@ -1818,12 +1895,15 @@ typedef struct {
 } ParamInfo;
 
 enum { PARAM_ALIGN = 128 }; // elements: 256 bytes even for two-byte types
+// A bucket is this many equal parts. The norm is summed part by part, and a rank's shard is whole
+// parts, so that neither positions nor sums depend on the number of ranks (nor need it divide 256).
+enum { PARTS = 256, PART_ALIGN = 16 };
 
 // Where everything is, in elements: weights, gradients and optimizer state share this layout.
 //   | wte | wpe |pad| layer 0: ln1w ln1b qkvw ... |pad| layer 1 ... |pad| lnfw | lnfb |pad|
 typedef struct {
     ParamInfo params[NUM_PARAMS];
-    size_t bucket_count[NUM_SCOPES]; // elements, divisible into `ranks` aligned shards
+    size_t bucket_count[NUM_SCOPES]; // elements, divisible into PARTS
     size_t num_buckets, count;       // L + 2; elements of all buckets
     size_t num_parameters;           // without any padding
 } Layout;
@@ -1844,7 +1924,7 @@ static Layout layout_of(Config c) {
     }
     memcpy(y.params, infos, sizeof infos);
     for (int s = 0; s < NUM_SCOPES; s++)
-        y.bucket_count[s] = round_up(y.bucket_count[s], (size_t)ranks * PARAM_ALIGN);
+        y.bucket_count[s] = round_up(y.bucket_count[s], PARTS * PART_ALIGN);
     y.num_buckets = c.L + 2;
     y.count = y.bucket_count[FIRST] + c.L * y.bucket_count[LAYER] + y.bucket_count[LAST];
     return y;
@@ -1855,6 +1935,13 @@ static int bucket_scope(const Layout *y, size_t bucket) {
 static size_t bucket_start(const Layout *y, size_t bucket) {
     if (bucket == 0) return 0;
     return y->bucket_count[FIRST] + (bucket - 1) * y->bucket_count[LAYER];
+}
+static size_t bucket_count(const Layout *y, size_t bucket) {
+    return y->bucket_count[bucket_scope(y, bucket)];
+}
+// Where the shard of rank r begins in `count` elements (a bucket, or several).
+static size_t shard_start(size_t count, int r) {
+    return count / PARTS * ((size_t)PARTS * (size_t)r / (size_t)ranks);
 }
 // l: layer, of no meaning for FIRST, LAST
 static size_t param_at(const Layout *y, int i, size_t l) {
@@ -1919,10 +2006,11 @@ static size_t acts_lay_out(ActInfo *out, Config c, size_t B, size_t T, int r, in
 #define BUFFERS(X) \
     /* name      type     elements                                                  what */ \
     X(weights,   floatX,  y.count,                                            "weights") \
-    X(grads,     real,    y.count * is_trained,                               "gradients") \
-    X(m,         real,    y.count / (size_t)ranks * is_trained,               "Adam m") \
-    X(v,         real,    y.count / (size_t)ranks * is_trained,               "Adam v") \
-    X(master,    real,    y.count / (size_t)ranks * is_trained * has_master,  "master weights") \
+    X(grads,     real,    y.count * is_trained * num_sums,                    "gradients") \
+    X(m,         real,    state_count(model, y.count) * is_trained,           "Adam m") \
+    X(v,         real,    state_count(model, y.count) * is_trained,           "Adam v") \
+    X(master,    real,    state_count(model, y.count) * is_trained * has_master, "master weights") \
+    X(inbox,     real,    inbox_count(&y) * is_trained,                       "others' gradients") \
     X(acts,      char,    act_bytes,                                          "activations") \
     X(tokens,    int32_t, 2 * B * T,                                          "tokens") \
     X(cache,     floatX,  2 * c.L * cache_T * c.C,                            "key-value cache")
@@ -1938,17 +2026,31 @@ typedef struct {
     Config config;
     size_t B, T;          // the largest micro-batch
     int recompute, is_trained;
+    int zero;             // 1: of m, v and master this rank holds its shard of each bucket only
+    int levels;           // the gradients of 2^levels micro-batches, or runs of them, are added
+    int slot, folds;      //   pairwise (15.2): a pass goes to buffer slot, then folds sums follow
+    int is_last_pass;     //   of the step: then the buckets go to the other ranks
     size_t cache_T;       // positions in the key-value cache, 0: no sampling
     Layout layout;
     ActInfo act_infos[NUM_ACTS];
     BUFFERS(BUFFER_FIELD)
 } Model;
 
+// Elements of m, v or master that this rank keeps for `count` elements of weights.
+static size_t state_count(const Model *model, size_t count) {
+    return model->zero ? shard_start(count, rank + 1) - shard_start(count, rank) : count;
+}
+static size_t inbox_count(const Layout *y) { // a bucket's shard from every other rank
+    size_t most = 0;
+    for (size_t bucket = 0; bucket < y->num_buckets; bucket++)
+        most = max_size(most, bucket_count(y, bucket));
+    return (shard_start(most, rank + 1) - shard_start(most, rank)) * (size_t)(ranks - 1);
+}
 // Fills in the layouts; infos[NUM_BUFFERS] gets every buffer's size. Allocates nothing.
 static void gpt_plan(Model *model, BufferInfo *infos) {
     Config c = model->config;
     size_t B = model->B, T = model->T, cache_T = model->cache_T;
-    size_t is_trained = (size_t)model->is_trained;
+    size_t is_trained = (size_t)model->is_trained, num_sums = (size_t)model->levels + 1;
     Layout y = layout_of(c);
     size_t act_bytes = acts_lay_out(model->act_infos, c, B, T, model->recompute, model->is_trained);
     model->layout = y;
@@ -1979,7 +2081,8 @@ static Params params_at(const Model *model, size_t l) {
 }
 static Grads grads_at(const Model *model, size_t l) {
     Grads g;
-#define GRAD_POINT(name, ...) g.name = model->grads + param_at(&model->layout, P_##name, l);
+    real *grads = model->grads + (size_t)model->slot * model->layout.count;
+#define GRAD_POINT(name, ...) g.name = grads + param_at(&model->layout, P_##name, l);
     PARAMS(GRAD_POINT)
     return g;
 }
@@ -1993,21 +2096,36 @@ static Acts acts_at(const Model *model, size_t l) {
 }
 
 // --- 7.4 to the host and back, bucket by bucket ---
-// All values of a bucket on the host: group 'w' weights (the master ones), 'm' or 'v' moments.
-static void bucket_to_host(real *out, const Model *model, char group, size_t bucket) {
+static void comm_gather(real *x, size_t count); // 9
+static real *state_of(const Model *model, char group, size_t bucket, size_t *lo, size_t *count) {
     size_t start = bucket_start(&model->layout, bucket);
-    size_t count = model->layout.bucket_count[bucket_scope(&model->layout, bucket)];
-    if (group == 'w' && !has_master) values_to_host(out, model->weights + start, count);
-    else to_host(out, (group == 'w' ? model->master : group == 'm' ? model->m : model->v) + start,
-                 count * sizeof(real));
+    *count = state_count(model, bucket_count(&model->layout, bucket));
+    *lo = model->zero ? shard_start(bucket_count(&model->layout, bucket), rank) : 0;
+    return (group == 'w' ? model->master : group == 'm' ? model->m : model->v) +
+           state_count(model, start);
 }
+// All values of a bucket on rank 0's host: group 'w' weights (the master ones), 'm' or 'v' moments.
+// All ranks call it; `out` has room for the bucket.
+static void bucket_to_host(real *out, const Model *model, char group, size_t bucket) {
+    size_t all = bucket_count(&model->layout, bucket), lo, count;
+    progress_mark("writing a bucket");
+    if (group == 'w' && !has_master) {
+        values_to_host(out, model->weights + bucket_start(&model->layout, bucket), all);
+        return;
+    }
+    const real *state = state_of(model, group, bucket, &lo, &count);
+    to_host(out + lo, state, count * sizeof(real));
+    if (model->zero) comm_gather(out, all);
+}
+// Every rank has all values, and takes what it keeps.
 static void bucket_to_dev(Model *model, char group, size_t bucket, const real *values) {
-    size_t start = bucket_start(&model->layout, bucket);
-    size_t count = model->layout.bucket_count[bucket_scope(&model->layout, bucket)];
-    if (group == 'w') values_to_dev(model->weights + start, values, count);
+    size_t all = bucket_count(&model->layout, bucket), lo, count;
+    progress_mark("loading a bucket");
+    if (group == 'w')
+        values_to_dev(model->weights + bucket_start(&model->layout, bucket), values, all);
     if (group == 'w' && (!has_master || !model->is_trained)) return;
-    to_dev((group == 'w' ? model->master : group == 'm' ? model->m : model->v) + start, values,
-           count * sizeof(real));
+    real *state = state_of(model, group, bucket, &lo, &count);
+    to_dev(state, values + lo, count * sizeof(real));
 }
 
 // --- 7.5 initial weights: nanoGPT's scheme, and PyTorch's numbers for the same seed ---
@@ -2109,6 +2227,7 @@ static void gpt_layer_backward(Model *model, size_t l, size_t B, size_t T, int a
     layernorm_backward(a.dx, g.ln1w, g.ln1b, a.dnarrow, a.x, a.ln1_mean, a.ln1_rstd, p.ln1w, N, C,
                        accumulate);
 }
+static void gpt_bucket_done(Model *model, size_t bucket); // 10
 static void gpt_backward(Model *model, const int32_t *tokens, size_t B, size_t T, int accumulate) {
     size_t N = B * T, C = model->config.C, L = model->config.L;
     Params p = params_at(model, 0);
@@ -2117,21 +2236,201 @@ static void gpt_backward(Model *model, const int32_t *tokens, size_t B, size_t T
     dev_zero(last.dx, N * C * sizeof(floatX));
     layernorm_backward(last.dx, g.lnfw, g.lnfb, last.dnarrow, last.x, last.lnf_mean, last.lnf_rstd,
                        p.lnfw, N, C, accumulate);
-    for (size_t l = L; l-- > 0; ) gpt_layer_backward(model, l, B, T, accumulate);
+    gpt_bucket_done(model, L + 1);
+    for (size_t l = L; l-- > 0; ) {
+        gpt_layer_backward(model, l, B, T, accumulate);
+        gpt_bucket_done(model, l + 1);
+    }
     embedding_backward(g.wte, g.wpe, last.dx, tokens, B, T, C, model->config.maxT, accumulate);
+    gpt_bucket_done(model, 0);
 }
 
 // === 9. Processes ================================================================================
-// One process: a build without communication refuses to run as one of several.
+// Every rank runs this program on its share of each step's micro-batches, and they meet in few
+// calls: all ranks make the same ones in the same order. The result is the same whatever `ranks` is
+// because sums over ranks are taken in an order that only the position in the batch decides.
 
-static void comm_abort(int code) { (void)code; }
-static void comm_init(void) {
-    static const char *const sizes[] = { "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE" };
+// --- 9.1 communication ---
+static uint64_t comm_sent_bytes = 0; // by this rank, all but the few doubles of comm_sum
+
+// The processes that a launcher says it started: Open MPI's, MPICH's, torchrun's, Slurm's.
+static int comm_launched(const char **name) {
+    static const char *const sizes[] = { "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "WORLD_SIZE",
+                                         "SLURM_STEP_NUM_TASKS" };
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-        const char *value = getenv(sizes[i]);
-        check(value == NULL || atoi(value) <= 1, EXIT_USAGE, "started as one of several processes "
-              "(%s=%s), but this build has no communication", sizes[i], value);
+        const char *value = getenv(*name = sizes[i]);
+        if (i == 3 && getenv("SLURM_PROCID") == NULL) continue; // not started by srun
+        if (value != NULL && atoi(value) > 1) return atoi(value);
     }
+    return 1;
+}
+static void comm_abort(int code) { // ends all ranks; returns only where there are no others
+    if (ranks > 1) net_abort(code);
+}
+// A single process does without MPI_Init: it starts faster, and needs no launcher.
+static void comm_init(void) {
+    const char *name;
+    int launched = comm_launched(&name), cores = omp_get_max_threads();
+    if (launched == 1) return;
+    net_init(&rank, &ranks, &node_ranks);
+    atexit(net_finish);
+    check(ranks == launched, EXIT_USAGE, "started as one of several processes (%s=%d), but this "
+          "build %s: build with `make MPI=1`, start with the mpirun of that MPI", name, launched,
+          ranks > 1 ? "counts others" : "has no communication with them");
+    int share = (int)(sysconf(_SC_NPROCESSORS_ONLN) / node_ranks);
+    if (getenv("OMP_NUM_THREADS") == NULL && share < cores)
+        omp_set_num_threads(share > 1 ? share : 1);
+}
+static void comm_post(void *x, size_t bytes, int peer, int is_send) {
+    enum { CHUNK = 1 << 20 }; // MPI counts in int; one size for all keeps long messages tested
+    for (size_t at = 0; at < bytes; at += CHUNK)
+        net_post((char *)x + at, (int)min_size(CHUNK, bytes - at), peer, is_send);
+    if (is_send) comm_sent_bytes += bytes;
+}
+static void comm_wait(void) { // until what was started has ended
+    if (ranks > 1) net_wait();
+}
+// x[i] = the sum of all ranks' x[i], where at most one of them is not 0: exact in any order.
+static void comm_sum(double *x, size_t count) {
+    for (size_t at = 0; ranks > 1 && at < count; at += 1 << 20)
+        net_sum(x + at, (int)min_size(1 << 20, count - at));
+}
+static void comm_max_int(int64_t *x, int count) { // x[i] = the largest of all ranks' x[i]
+    if (ranks > 1) net_max(x, count);
+}
+// x, of `count` elements of `size` bytes, has its shard of every rank on every rank: comm_wait().
+static void comm_all_gather_start(void *x, size_t count, size_t size) {
+    size_t lo = shard_start(count, rank), own = shard_start(count, rank + 1) - lo;
+    for (int d = 1; d < ranks; d++) {
+        int from = (rank + ranks - d) % ranks;
+        size_t begin = shard_start(count, from), end = shard_start(count, from + 1);
+        comm_post((char *)x + begin * size, (end - begin) * size, from, 0);
+        comm_post((char *)x + lo * size, own * size, (rank + d) % ranks, 1);
+    }
+}
+static void comm_gather(real *x, size_t count) { // rank 0 gets every rank's shard of x
+    for (int r = 1; r < ranks; r++) {
+        size_t begin = shard_start(count, r), end = shard_start(count, r + 1);
+        if (rank == 0 || rank == r)
+            comm_post(x + begin, (end - begin) * sizeof(real), rank == 0 ? r : 0, rank == r);
+    }
+    comm_wait();
+}
+// x's shard of this rank = its sum over all ranks, added pairwise: (0 + 1) + (2 + 3) ... One such
+// sum is under way at a time, while the layer below is computed; a start ends the one before.
+// inbox: the others' shards, (ranks - 1, shard). Each rank sends every element once that is not its
+// own; log2(ranks) rounds of halving would send as much in fewer messages, but in the other order.
+static struct { real *x, *inbox; size_t count; } comm_pending;
+
+static void comm_reduce_scatter_wait(void) {
+    if (comm_pending.x == NULL) return;
+    size_t lo = shard_start(comm_pending.count, rank);
+    size_t own = shard_start(comm_pending.count, rank + 1) - lo;
+    real *x = comm_pending.x + lo, *inbox = comm_pending.inbox;
+#define SHARD_FROM(r) ((r) == rank ? x : inbox + (size_t)((r) < rank ? (r) : (r) - 1) * own)
+    comm_wait();
+    for (int step = 1; step < ranks; step *= 2)
+        for (int r = 0; r + step < ranks; r += 2 * step)
+            vector_add(SHARD_FROM(r), SHARD_FROM(r + step), own);
+    if (rank > 0) memcpy(x, SHARD_FROM(0), own * sizeof(real));
+    comm_pending.x = NULL;
+}
+static void comm_reduce_scatter_start(real *x, size_t count, real *inbox) {
+    comm_reduce_scatter_wait();
+    if (ranks == 1) return;
+    size_t own = shard_start(count, rank + 1) - shard_start(count, rank);
+    for (int d = 1; d < ranks; d++) {
+        int from = (rank + ranks - d) % ranks, to = (rank + d) % ranks;
+        size_t begin = shard_start(count, to), end = shard_start(count, to + 1);
+        comm_post(inbox + (size_t)(from < rank ? from : from - 1) * own, own * sizeof(real), from,
+                  0);
+        comm_post(x + begin, (end - begin) * sizeof(real), to, 1);
+    }
+    comm_pending.x = x;
+    comm_pending.inbox = inbox;
+    comm_pending.count = count;
+}
+
+// --- 9.2 the watchdog: a thread of each rank that ends a run in which nothing moves any more ---
+// OUT/progress holds a record of each rank, rewritten by its watchdog: a process that is stopped
+// falls silent, one that hangs makes no marks. Time is counted in wake-ups, not by a clock: a whole
+// job that was suspended goes on.
+enum { RECORD = 80 };
+static struct { int fd; double period_s, timeout_s; } watch;
+
+typedef struct { uint64_t beat, marks, step; char done[32]; int silent; } Watched;
+
+static uint64_t watchdog_look(Watched *all, uint64_t beat) { // returns all marks of all ranks
+    uint64_t marks = 0;
+    char record[RECORD + 1];
+    int n = snprintf(record, sizeof record, "%" PRIu64 " %" PRIu64 " %" PRIu64 " %.31s", beat,
+                     progress.marks, progress.step, progress.done);
+    memset(record + n, ' ', (size_t)(RECORD - n));
+    record[RECORD - 1] = '\n';
+    if (pwrite(watch.fd, record, RECORD, (off_t)rank * RECORD) != RECORD) return beat; // unknown
+    for (int r = 0; r < ranks; r++) {
+        uint64_t before = all[r].beat;
+        record[0] = 0;
+        if (pread(watch.fd, record, RECORD, (off_t)r * RECORD) != RECORD) record[0] = 0;
+        sscanf(record, "%" SCNu64 " %" SCNu64 " %" SCNu64 " %31[^\n]", &all[r].beat, &all[r].marks,
+               &all[r].step, all[r].done);
+        all[r].silent = all[r].beat == before ? all[r].silent + 1 : 0;
+        marks += all[r].marks;
+    }
+    return marks;
+}
+__attribute__((noreturn))
+static void watchdog_end(const Watched *all) {
+    enum { SILENT = 3 };
+    int first = 0; // the lowest rank that still writes speaks for all
+    uint64_t least = UINT64_MAX;
+    while (first < rank && all[first].silent >= SILENT) first++;
+    if (first < rank) usleep(2000000);
+    for (int r = 0; r < ranks; r++) if (all[r].marks < least) least = all[r].marks;
+    fprintf(stderr, "rank %d: error: no progress for %.0f s (--timeout) in step %" PRIu64 ", after "
+            "%s; behind:", rank, watch.timeout_s, progress.step, progress.done);
+    for (int r = 0; r < ranks; r++) {
+        if (all[r].marks > least && all[r].silent < SILENT) continue;
+        fprintf(stderr, " rank %d (step %" PRIu64 ", after %.*s", r, all[r].step,
+                (int)strcspn(all[r].done, " "), all[r].done);
+        if (all[r].silent >= SILENT)
+            fprintf(stderr, ", silent for %.0f s", all[r].silent * watch.period_s);
+        fprintf(stderr, ")");
+    }
+    fprintf(stderr, "\n");
+    signal(SIGALRM, SIG_DFL); // should the abort hang as well
+    alarm(5);
+    comm_abort(EXIT_PEER);
+    _exit(EXIT_PEER);
+}
+static void *watchdog(void *unused) {
+    Watched *all = (Watched *)host_alloc((size_t)ranks * sizeof(Watched));
+    double idle_s = 0;
+    uint64_t marks = 0, before;
+    for (uint64_t beat = 1; idle_s < watch.timeout_s; beat++) {
+        usleep((useconds_t)(1e6 * watch.period_s));
+        before = marks;
+        marks = watchdog_look(all, beat);
+        idle_s = marks == before ? idle_s + watch.period_s : 0;
+    }
+    watchdog_end(all);
+    return unused;
+}
+static void watchdog_start(const char *out, int64_t timeout_s) {
+    char *path = text_of("%s/progress", out);
+    pthread_t thread;
+    sigset_t all, before;
+    if (ranks == 1 || timeout_s == 0) return;
+    watch.timeout_s = (double)timeout_s;
+    watch.period_s = fmin(5, watch.timeout_s / 10);
+    watch.fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    check(watch.fd >= 0, EXIT_IO, "--out: cannot open %s: %s", path, strerror(errno));
+    sigfillset(&all); // signals are for the main thread
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    check(pthread_create(&thread, NULL, watchdog, NULL) == 0, EXIT_INTERNAL, "no thread for the "
+          "watchdog; --timeout 0 does without");
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    free(path);
 }
 
 // === 10. Optimizer step ================================================================ [shared]
@@ -2157,13 +2456,45 @@ static double lr_at(const Flags *f, uint64_t step) {
     return final + (f->lr - final) * (1 + cos(M_PI * x)) / 2;
 }
 
-// The norm of all gradients together, in double.
+// A pass has finished the gradients of a bucket. Sums that are complete now are taken, and after
+// the last pass of the step the bucket goes on its way to the other ranks.
+static void gpt_bucket_done(Model *model, size_t bucket) {
+    size_t count = bucket_count(&model->layout, bucket);
+    real *g = model->grads + bucket_start(&model->layout, bucket);
+    for (int k = model->slot; k > model->slot - model->folds; k--)
+        vector_add(g + (size_t)(k - 1) * model->layout.count, g + (size_t)k * model->layout.count,
+                   count);
+    if (model->is_last_pass) comm_reduce_scatter_start(g, count, model->inbox);
+}
+// After the last pass: each rank has its shards of the summed gradients; without ZeRO all of them.
+static void gpt_reduce_wait(Model *model) {
+    const Layout *y = &model->layout;
+    comm_reduce_scatter_wait();
+    for (size_t bucket = 0; bucket < y->num_buckets && !model->zero; bucket++)
+        comm_all_gather_start(model->grads + bucket_start(y, bucket), bucket_count(y, bucket),
+                              sizeof(real));
+    comm_wait();
+}
+
+// The norm of all gradients together, in double: each rank squares the parts of its shards.
 static double gpt_grad_norm(const Model *model) {
-    return sqrt(sum_squares(model->grads, model->layout.count));
+    const Layout *y = &model->layout;
+    size_t lo = shard_start(PARTS, rank), hi = shard_start(PARTS, rank + 1);
+    double *squares = (double *)host_alloc(y->num_buckets * PARTS * sizeof(double)), total = 0;
+    for (size_t bucket = 0; bucket < y->num_buckets; bucket++) {
+        size_t step = bucket_count(y, bucket) / PARTS;
+        sum_squares(squares + bucket * PARTS + lo, model->grads + bucket_start(y, bucket) +
+                    lo * step, hi - lo, step);
+    }
+    comm_sum(squares, y->num_buckets * PARTS);
+    for (size_t k = 0; k < y->num_buckets * PARTS; k++) total += squares[k];
+    free(squares);
+    return sqrt(total);
 }
 
 // One AdamW step with the gradients clipped to grad_clip: update number t = 1, 2, ... (it corrects
 // the bias of m and v). One call of the op for each stretch of neighbours that decay alike.
+// ZeRO-1 (Rajbhandari et al. 2020): a rank updates its shards, and gets the others' weights.
 static void gpt_update(Model *model, const Flags *f, double lr, double norm, uint64_t t) {
     const Layout *y = &model->layout;
     // torch's clip_grad_norm_
@@ -2176,17 +2507,25 @@ static void gpt_update(Model *model, const Flags *f, double lr, double norm, uin
     h.step_size = (real)(lr / (1 - pow(f->beta1, (double)t)));
     h.root_correction = (real)(1 / sqrt(1 - pow(f->beta2, (double)t)));
     for (size_t bucket = 0; bucket < y->num_buckets; bucket++) {
-        size_t start = bucket_start(y, bucket);
-        int scope = bucket_scope(y, bucket);
+        size_t start = bucket_start(y, bucket), first, count;
+        real *m = state_of(model, 'm', bucket, &first, &count);
+        real *v = state_of(model, 'v', bucket, &first, &count);
+        real *master = has_master ? state_of(model, 'w', bucket, &first, &count) : NULL;
         for (int i = 0; i < NUM_PARAMS; i++) {
             const ParamInfo *p = &y->params[i];
-            if (p->scope != scope) continue;
-            size_t at = start + p->offset;
+            size_t lo = max_size(p->offset, first);
+            size_t hi = min_size(p->offset + p->rows * p->cols, first + count);
+            if (p->scope != bucket_scope(y, bucket) || lo >= hi) continue;
+            size_t at = lo - first;
             h.keep = (real)(p->is_matrix ? 1 - lr * f->weight_decay : 1);
-            adamw_update(model->weights + at, has_master ? model->master + at : NULL, model->m + at,
-                         model->v + at, model->grads + at, p->rows * p->cols, h);
+            adamw_update(model->weights + start + lo, master ? master + at : NULL, m + at, v + at,
+                         model->grads + start + lo, hi - lo, h);
         }
+        if (model->zero)
+            comm_all_gather_start(model->weights + start, y->bucket_count[bucket_scope(y, bucket)],
+                                  sizeof(floatX));
     }
+    comm_wait();
 }
 
 // === 11. Data ========================================================================== [shared]
@@ -3295,11 +3634,12 @@ static int st_save(const char *path, const Model *model, const char *groups, con
     OutFile f = out_open(path);
     out_write(&f, &header_bytes, 8);
     out_write(&f, header.at, header.count);
-    for (size_t k = 0; k < count && !f.error; k++) {
+    for (size_t k = 0; k < count; k++) { // to the end, for the other ranks' sake
         const ParamInfo *p = &y->params[items[k].param];
         int is_next = k == 0 || items[k].bucket != items[k - 1].bucket;
         if (is_next || items[k].group != items[k - 1].group)
             bucket_to_host(values, model, items[k].group, items[k].bucket);
+        if (f.error) continue;
         const real *from = values + p->offset;
         if (p->is_transposed) {
             for (size_t i = 0; i < p->rows; i++) for (size_t j = 0; j < p->cols; j++)
@@ -3392,14 +3732,16 @@ static int ckpt_save(const Model *model, const State *state, const Flags *f,
     remove_folder(folder);
     int error = mkdir(folder, 0777) != 0 ? errno : 0;
     if (!error) error = write_text(folder, "config.json", &config);
-    if (!error) error = st_save(model_file, model, "w", "", &model_crc);
+    int late = st_save(model_file, model, "w", "", &model_crc);
+    if (!error) error = late;
     flags_add_json(&values, f);
     text_add(&meta, ",\"model_crc\":\"%u\",\"config_crc\":\"%u\",\"flags\":", model_crc,
         config_crc);
     text_add_quoted(&meta, values.at);
 #define STATE_SAVE(name) text_add(&meta, ",\"" #name "\":\"%" PRIu64 "\"", state->name);
     STATE(STATE_SAVE)
-    if (!error) error = st_save(state_file, model, "mv", meta.at, &state_crc);
+    late = st_save(state_file, model, "mv", meta.at, &state_crc);
+    if (!error) error = late;
     static const char *const files[] = { "vocab.json", "merges.txt", "tokenizer.json",
                                          "tokenizer_config.json" };
     for (int i = 0; i < 4 && !error; i++) {
@@ -3426,6 +3768,16 @@ static int ckpt_save(const Model *model, const State *state, const Flags *f,
     free(folder); free(name); free(model_file); free(state_file); free(meta.at); free(values.at);
     free(config.at);
     return error;
+}
+static int ckpt_give(const Model *model) { // meanwhile, on the other ranks: the same buckets
+    const Layout *y = &model->layout;
+    for (const char *group = "wmv"; *group; group++)
+        for (size_t bucket = 0; bucket < y->num_buckets; bucket++) {
+            real *values = (real *)host_alloc(bucket_count(y, bucket) * sizeof(real));
+            bucket_to_host(values, model, *group, bucket);
+            free(values);
+        }
+    return 0;
 }
 
 // --- 13.4 loading ---
@@ -3623,7 +3975,8 @@ static void print_plan(const Model *planned, const Flags *f) {
 }
 
 // --- 14.1 where the time goes ---
-#define PHASES(X) X(input) X(forward) X(backward) X(update) X(validation) X(sampling) X(checkpoint)
+#define PHASES(X) X(input) X(forward) X(backward) X(exchange) X(update) X(validation) X(sampling) \
+    X(checkpoint)
 #define PHASE_ENUM(name) PHASE_##name,
 #define PHASE_NAME(name) #name,
 enum { PHASES(PHASE_ENUM) NUM_PHASES };
@@ -3637,6 +3990,7 @@ static void clock_lap(Clock *clock, int phase) {
     double now = now_ms();
     clock->ms[phase] += now - clock->at;
     clock->at = now;
+    progress_mark(phase_names[phase]);
 }
 
 // --- 14.2 log: one JSON object a line ---
@@ -3696,49 +4050,74 @@ static void signals_install(void) {
 typedef struct { double loss, bits_per_byte; uint64_t tokens; } Evaluation;
 
 // Mean loss over the first max_samples windows (0: all), and the same in bits per byte of text.
+// Rank r takes every ranks-th batch from r on.
 static Evaluation evaluate(Run *run, Data *d, uint64_t max_samples) {
     Model *model = &run->model;
     size_t B = model->B, T = d->T;
     uint64_t samples = d->num_windows;
     if (max_samples > 0 && max_samples < samples) samples = max_samples;
-    double sum = 0, bytes = 0;
-    for (uint64_t first = 0; first < samples; first += B) {
+    size_t batches = (size_t)((samples + B - 1) / B);
+    double sum = 0, bytes = 0, *sums = (double *)host_alloc(2 * batches * sizeof(double));
+    for (size_t k = (size_t)rank; k < batches; k += (size_t)ranks) {
+        uint64_t first = (uint64_t)k * B;
         size_t count = (size_t)(samples - first < B ? samples - first : B);
         data_batch(d, first, count, run->batch, run->window);
         to_dev(model->tokens, run->batch, 2 * count * T * sizeof(int32_t));
         gpt_forward(model, model->tokens, count, T);
-        sum += gpt_head(model, model->tokens + count * T, count * T, 0, 0);
+        sums[2 * k] = gpt_head(model, model->tokens + count * T, count * T, 0, 0);
         for (size_t i = 0; i < count * T; i++) {
             size_t length;
             tok_bytes(&run->tokenizer, (uint32_t)run->batch[count * T + i], &length);
-            bytes += (double)length;
+            sums[2 * k + 1] += (double)length;
         }
+        progress_mark("a validation batch");
     }
+    comm_sum(sums, 2 * batches);
+    for (size_t k = 0; k < batches; k++) {
+        sum += sums[2 * k];
+        bytes += sums[2 * k + 1];
+    }
+    free(sums);
     Evaluation e = { sum / (double)(samples * T), sum / M_LN2 / bytes, samples * T };
     return e;
 }
 
 // --- 15.2 one step ---
 // The micro-batches of one step, the gradients of their mean loss, the update. Process r takes the
-// micro-batches r * n .. r * n + n - 1 of the step's n * ranks.
+// micro-batches r * n .. r * n + n - 1 of the step's n * ranks. The sum of their gradients has one
+// order whatever a power-of-two `ranks` is: with n * ranks = 2^k * odd, runs of `odd` micro-batches
+// are added in turn, the runs pairwise, (0 + 1) + (2 + 3) and so on, first in a rank, then over the
+// ranks. In a rank the sums in waiting form a binary counter: run 5 = 101b finds two of them, in
+// buffers 0 and 1; it goes into buffer 2, and as it is the second of a pair, 2 is added to 1.
 static void train_step(Run *run) {
     Model *model = &run->model;
     State *state = &run->state;
     const Flags *f = &run->flags;
     size_t B = model->B, T = model->T, n = num_micro_batches(f), all = n * (size_t)ranks;
-    double sum = 0;
+    size_t run_length = n >> model->levels;
+    double sum = 0, *losses = (double *)host_alloc(all * sizeof(double));
+    progress.step = state->step + 1;
     for (size_t i = 0; i < n; i++) {
-        data_batch(&run->train, state->samples + ((size_t)rank * n + i) * B, B, run->batch,
-                   run->window);
+        size_t at = (size_t)rank * n + i, next = i + 1;
+        int accumulate = i % run_length > 0;
+        model->slot = __builtin_popcountll(i / run_length);
+        model->folds = next % run_length > 0 ? 0 : __builtin_ctzll(next / run_length);
+        model->is_last_pass = next == n;
+        data_batch(&run->train, state->samples + at * B, B, run->batch, run->window);
         to_dev(model->tokens, run->batch, 2 * B * T * sizeof(int32_t));
         clock_lap(&run->clock, PHASE_input);
         gpt_forward(model, model->tokens, B, T);
-        sum += gpt_head(model, model->tokens + B * T, B * T, (real)(1.0 / (double)(all * B * T)),
-                        i > 0);
+        losses[at] = gpt_head(model, model->tokens + B * T, B * T,
+                              (real)(1.0 / (double)(all * B * T)), accumulate);
         clock_lap(&run->clock, PHASE_forward);
-        gpt_backward(model, model->tokens, B, T, i > 0);
+        gpt_backward(model, model->tokens, B, T, accumulate);
         clock_lap(&run->clock, PHASE_backward);
     }
+    gpt_reduce_wait(model);
+    comm_sum(losses, all);
+    clock_lap(&run->clock, PHASE_exchange);
+    for (size_t i = 0; i < all; i++) sum += losses[i];
+    free(losses);
     run->loss = sum / (double)(all * B * T);
     run->norm = gpt_grad_norm(model);
     if (isfinite(run->loss) && isfinite(run->norm)) {
@@ -3747,8 +4126,8 @@ static void train_step(Run *run) {
     } else {
         state->skipped++;
         state->skipped_in_row++;
-        warn("step %" PRIu64 ": loss %g, gradient norm %g: skipped", state->step + 1, run->loss,
-             run->norm);
+        say("warning: step %" PRIu64 ": loss %g, gradient norm %g: skipped\n", state->step + 1,
+            run->loss, run->norm);
     }
     state->step++;
     state->samples += all * B;
@@ -3759,6 +4138,7 @@ static void train_step(Run *run) {
 // --- 15.3 what a run tells ---
 static void print_line(Run *run, const char *text, int is_progress) {
     int is_terminal = isatty(STDERR_FILENO);
+    if (rank > 0) return;
     if (is_progress && !is_terminal && now_ms() - run->last_print_ms < 10000 && run->state.step > 1)
         return;
     run->last_print_ms = now_ms();
@@ -3788,6 +4168,7 @@ static void report_step(Run *run, double ms) {
     log_number(&t, "ms", ms);
     log_number(&t, "tok_per_s", tok_per_s);
     log_number(&t, "mfu", mfu);
+    text_add(&t, ",\"sent_bytes\":%" PRIu64, comm_sent_bytes); // by rank 0 since the start
     for (int i = 0; i < NUM_PHASES; i++) {
         char *name = text_of("%s_ms", phase_names[i]);
         log_number(&t, name, run->clock.ms[i]);
@@ -3815,11 +4196,14 @@ static void report_validation(Run *run) {
 // A checkpoint that fails is no reason to lose the run: three in a row are.
 static void run_save(Run *run) {
     if (run->saved_step == run->state.step || run->flags.keep == 0) return;
-    int error = ckpt_save(&run->model, &run->state, &run->flags, &run->tokenizer);
+    int64_t failure = rank > 0 ? ckpt_give(&run->model) :
+                      ckpt_save(&run->model, &run->state, &run->flags, &run->tokenizer);
+    comm_max_int(&failure, 1);
+    int error = (int)failure;
     clock_lap(&run->clock, PHASE_checkpoint);
     run->save_failures = error ? run->save_failures + 1 : 0;
-    if (error) warn("step %" PRIu64 ": checkpoint failed: %s; earlier ones are kept",
-                    run->state.step, strerror(error));
+    if (error) say("warning: step %" PRIu64 ": checkpoint failed: %s; earlier ones are kept\n",
+                   run->state.step, strerror(error));
     else run->saved_step = run->state.step;
     check(run->save_failures < 3, EXIT_IO, "%s: three checkpoints in a row failed: %s",
           run->flags.out, strerror(error));
@@ -3828,6 +4212,14 @@ static int is_due(int64_t every, uint64_t step, int is_last) {
     return every > 0 && (is_last || step % (uint64_t)every == 0);
 }
 
+// What signals have asked of any rank is done by all. Returns the one to stop for, 0: none.
+static int run_agree(Run *run) {
+    int64_t asked[2] = { stop_signal, save_signal };
+    if (asked[1]) save_signal = 0;
+    comm_max_int(asked, 2);
+    if (asked[1]) run_save(run);
+    return (int)asked[0];
+}
 // Returns the exit code.
 static int train(Run *run) {
     const Flags *f = &run->flags;
@@ -3835,20 +4227,17 @@ static int train(Run *run) {
     signals_install();
     clock_start(&run->clock);
     if (state->step >= (uint64_t)f->steps)
-        fprintf(stderr, "nothing to do: step %" PRIu64 " of %" PRId64 " is done\n", state->step,
-                f->steps);
-    while (state->step < (uint64_t)f->steps && !stop_signal) {
+        say("nothing to do: step %" PRIu64 " of %" PRId64 " is done\n", state->step, f->steps);
+    int stop;
+    while (!(stop = run_agree(run)) && state->step < (uint64_t)f->steps) {
         double start = now_ms();
         train_step(run);
         report_step(run, now_ms() - start);
         if (state->skipped_in_row >= (uint64_t)f->skip_nonfinite) break;
         int is_last = state->step == (uint64_t)f->steps;
-        if (is_last || save_signal || is_due(f->save_every, state->step, 0)) {
-            save_signal = 0;
-            run_save(run);
-        }
+        if (is_last || is_due(f->save_every, state->step, 0)) run_save(run);
         if (is_due(f->val_every, state->step, is_last)) report_validation(run);
-        if (is_due(f->sample_every, state->step, is_last)) {
+        if (rank == 0 && is_due(f->sample_every, state->step, is_last)) {
             gpt_sample(&run->model, &run->tokenizer, f, f->prompt, (size_t)f->sample_tokens,
                        state->step, stdout);
             clock_lap(&run->clock, PHASE_sampling);
@@ -3857,16 +4246,16 @@ static int train(Run *run) {
     check(state->skipped_in_row < (uint64_t)f->skip_nonfinite, EXIT_NUMERICS,
           "%" PRIu64 " steps in a row with a NaN or Inf; the last checkpoint is good: lower --lr, "
           "or look at the data", state->skipped_in_row);
-    if (stop_signal) {
+    if (stop) {
         run_save(run);
         check(run->saved_step == state->step || f->keep == 0, EXIT_IO, "stopped, but step %" PRIu64
               " could not be saved", state->step);
-        fprintf(stderr, "\nstopped, saved step %" PRIu64 "; go on with --resume\n", state->step);
-        return stop_signal == SIGUSR1 ? 0 : 128 + stop_signal;
+        say("\nstopped, saved step %" PRIu64 "; go on with --resume\n", state->step);
+        return stop == SIGUSR1 ? 0 : 128 + stop;
     }
     check(run->saved_step == state->step || f->keep == 0, EXIT_IO, "%s: the last checkpoint could "
           "not be written", f->out);
-    fprintf(stderr, "next: ./train_gpt --sample \"...\" --out %s\n", f->out);
+    say("next: ./train_gpt --sample \"...\" --out %s\n", f->out);
     return 0;
 }
 
@@ -3984,6 +4373,7 @@ static void data_setup(Run *run) {
 }
 static void log_open(Run *run) {
     const Flags *f = &run->flags;
+    if (rank > 0) return;
     run->log.path = *f->log ? text_of("%s", f->log) : text_of("%s/log.jsonl", f->out);
     int keep = run->state.step > 0 ? O_APPEND : O_TRUNC; // O_NONBLOCK: a FIFO may have no reader
     int fd = open(run->log.path, O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK | keep, 0666);
@@ -4023,14 +4413,14 @@ static void run_load(Run *run, Ckpt *ckpt, int is_training) {
         run->state.train_crc = now.train_crc;
         run->state.train_tokens = now.train_tokens;
         run->saved_step = run->state.step;
-        fprintf(stderr, "resumed at step %" PRIu64 " from %s\n", run->state.step, ckpt->folder);
+        say("resumed at step %" PRIu64 " from %s\n", run->state.step, ckpt->folder);
     }
     st_close(&ckpt->model);
     st_close(&ckpt->state);
 }
 // Memory that does not fit is found before it is touched, and with it the batch that would fit.
 static void memory_check(const Model *model) {
-    size_t free_bytes = dev_bytes_free();
+    size_t free_bytes = dev_bytes_free() / (size_t)node_ranks;
     for (size_t B = model->B; ; B /= 2) {
         Model smaller = *model;
         smaller.B = B;
@@ -4050,15 +4440,15 @@ static void memory_check(const Model *model) {
 static void run_banner(const Run *run) {
     const Model *model = &run->model;
     const Config *c = &model->config;
-    fprintf(stderr, "model     %zu parameters: %zu layers, %zu heads, %zu channels, vocabulary "
+    say("model     %zu parameters: %zu layers, %zu heads, %zu channels, vocabulary "
             "%zu\n", model->layout.num_parameters, c->L, c->NH, c->C, c->V);
-    fprintf(stderr, "data      %" PRIu64 " tokens from %s%s%s, an epoch is %" PRIu64 " windows of "
+    say("data      %" PRIu64 " tokens from %s%s%s, an epoch is %" PRIu64 " windows of "
             "%zu\n", run->train.count, run->flags.train, run->has_val ? ", held out: " : "",
             !run->has_val ? "" : *run->flags.val ? run->flags.val : "its end",
             run->train.num_windows, model->T);
-    fprintf(stderr, "memory    %.1f MB\n", 1e-6 * (double)dev_bytes);
-    fprintf(stderr, "machine   %d threads, peak %.0f GFLOP/s, %s\n", omp_get_max_threads(),
-            1e-9 * run->peak_flops, PRECISION_NAME);
+    say("memory    %.1f MB\n", 1e-6 * (double)dev_bytes);
+    say("machine   %d threads in each of %d processes, peak %.0f GFLOP/s, %s\n",
+        omp_get_max_threads(), ranks, 1e-9 * run->peak_flops, PRECISION_NAME);
 }
 
 // The model's shape: from the checkpoint, from --init, or from flags. Returns 1 for a checkpoint.
@@ -4100,6 +4490,17 @@ static int run_choose_model(Run *run, int is_training, Ckpt *ckpt, St *init) {
     num_micro_batches(f);
     return has_ckpt;
 }
+// What every rank read for itself must be the same everywhere. The first time that all meet: a rank
+// that found a fault before has ended all of them (die).
+static void run_compare(const Run *run, uint64_t step) {
+    uint64_t read[] = { step, run->train.crc, run->train.count, run->val.crc, run->val.count };
+    uint32_t crc = crc32c(0, &run->model.config, sizeof(Config));
+    int64_t extremes[2] = { crc = crc32c(crc, read, sizeof read), -(int64_t)crc };
+    comm_max_int(extremes, 2);
+    check(extremes[0] == crc && extremes[1] == -(int64_t)crc, EXIT_INPUT, "the ranks do not see "
+          "the same files: this one checkpoint step %" PRIu64 ", training data of %" PRIu64
+          " tokens with CRC %08x", step, run->train.count, run->train.crc);
+}
 // From flags to a run that is ready: everything that can be refused is refused here.
 static void run_open(Run *run, const Flags *given) {
     run->flags = *given;
@@ -4122,6 +4523,11 @@ static void run_open(Run *run, const Flags *given) {
     model->T = (size_t)f->seq_len;
     model->recompute = (int)f->recompute;
     model->is_trained = is_training || f->plan;
+    model->zero = (int)f->zero;
+    // A resume with another number of ranks keeps the batch.
+    if (ranks > 1 && f->total_batch_tokens == 0 && is_training)
+        f->total_batch_tokens = f->batch_size * f->seq_len * ranks;
+    model->levels = f->pairwise && model->is_trained ? __builtin_ctzll(num_micro_batches(f)) : 0;
     model->cache_T = f->given[F_sample] || f->sample_every > 0 ? model->config.maxT : 0;
     if (f->plan) return;
     if (!f->given[F_sample]) data_setup(run);
@@ -4130,8 +4536,10 @@ static void run_open(Run *run, const Flags *given) {
     run->state.train_tokens = run->train.count;
     matmul_bf16 = !strcmp(f->matmul, "bf16");
     memory_check(model);
-    if (is_training) out_claim(run);
-    if (f->lr == 0) warn("--lr 0: nothing will be learned");
+    if (is_training && rank == 0) out_claim(run);
+    run_compare(run, has_ckpt ? ckpt.step : 0);
+    if (is_training) watchdog_start(f->out, f->timeout);
+    if (f->lr == 0 && rank == 0) warn("--lr 0: nothing will be learned");
     gpt_alloc(model);
     if (has_ckpt) run_load(run, &ckpt, is_training);
     else if (*f->init) gpt_load(model, &init, "w");
@@ -4155,14 +4563,14 @@ int main(int argc, char **argv) {
     int code = 0;
     run_open(&run, &flags);
     const Flags *f = &run.flags;
-    if (f->plan) print_plan(&run.model, f);
-    else if (f->given[F_sample])
+    if (f->plan && rank == 0) print_plan(&run.model, f);
+    else if (f->given[F_sample] && rank == 0)
         gpt_sample(&run.model, &run.tokenizer, f, f->sample, (size_t)f->sample_tokens, 0, stdout);
     else if (f->eval) {
         Evaluation e = evaluate(&run, &run.val, (uint64_t)(f->val_batches * f->batch_size));
-        printf("{\"val_loss\":%.9g,\"bits_per_byte\":%.9g,\"tokens\":%" PRIu64 "}\n", e.loss,
-               e.bits_per_byte, e.tokens);
-    } else code = train(&run);
+        if (rank == 0) printf("{\"val_loss\":%.9g,\"bits_per_byte\":%.9g,\"tokens\":%" PRIu64
+                              "}\n", e.loss, e.bits_per_byte, e.tokens);
+    } else if (run.model.is_trained && !f->plan) code = train(&run);
     check(fflush(stdout) == 0 && !ferror(stdout), EXIT_IO, "cannot write to standard output: %s",
           strerror(errno));
     return code;
