@@ -913,6 +913,95 @@ static void test_first_gradient_overwrites_what_was_there(void) {
         m.layout.params[i].file_name, k);
     gpt_free(&m);
 }
+static void test_layout_does_not_depend_on_ranks(void) {
+    Config c = config_of(3, 3, 48, 33, 257);
+    config_check(&c, EXIT_INTERNAL, "test");
+    Layout y = layout_of(c);
+    for (ranks = 1; ranks <= 8; ranks++) {
+        Layout other = layout_of(c);
+        expect(!memcmp(&y, &other, sizeof y), "another layout for %d ranks", ranks);
+    }
+    ranks = 1;
+}
+static void test_shards_cover_every_element_once(void) {
+    const int counts[] = { 1, 2, 3, 4, 5, 6, 7, 8, 100, 256, 300 };
+    Model m;
+    memset(&m, 0, sizeof m);
+    m.config = config_of(3, 3, 48, 33, 257);
+    config_check(&m.config, EXIT_INTERNAL, "test");
+    m.layout = layout_of(m.config);
+    m.zero = 1;
+    size_t all = m.layout.count;
+    char *uses = (char *)host_alloc(all);
+    m.m = (real *)host_alloc(all * sizeof(real));
+    for (size_t k = 0; k < sizeof counts / sizeof *counts; k++) {
+        size_t kept = 0;
+        memset(uses, 0, all);
+        ranks = counts[k];
+        for (rank = 0; rank < ranks; rank++) {
+            size_t end = 0, lo, count; // of this rank's m: buckets follow each other in it
+            for (size_t bucket = 0; bucket < m.layout.num_buckets; bucket++) {
+                real *at = state_of(&m, 'm', bucket, &lo, &count);
+                expect(at == m.m + end, "a gap in m");
+                end += count;
+                for (size_t i = 0; i < count; i++) uses[bucket_start(&m.layout, bucket) + lo + i]++;
+            }
+            expect(end == state_count(&m, all), "m has another size than its shards");
+            expect(end <= all / (size_t)ranks + all / PARTS, "%d ranks: %zu of %zu on one", ranks,
+                   end, all);
+            kept += end;
+        }
+        rank = 0;
+        expect(kept == all, "%d ranks keep %zu of %zu", ranks, kept, all);
+        for (size_t i = 0; i < all; i++) if (uses[i] != 1) {
+            expect(0, "%d ranks: element %zu is kept %d times", ranks, i, uses[i]);
+            break;
+        }
+    }
+    ranks = 1;
+    free(uses);
+    free(m.m);
+}
+static real pairwise(size_t i, size_t n) { // halves while the count is even, else in turn
+    if (n % 2 == 0) return pairwise(i, n / 2) + pairwise(i + n / 2, n / 2);
+    real sum = (real)random_at(1, i);
+    for (size_t k = 1; k < n; k++) sum += (real)random_at(1, i + k);
+    return sum;
+}
+static void test_micro_batches_are_added_pairwise(void) {
+    Model m;
+    memset(&m, 0, sizeof m);
+    m.config = config_of(2, 1, 8, 8, 66);
+    config_check(&m.config, EXIT_INTERNAL, "test");
+    m.layout = layout_of(m.config);
+    size_t count = m.layout.count;
+    real plain = 0;
+    int differs = 0;
+    const size_t counts[] = { 1, 2, 3, 4, 6, 7, 8, 12, 16, 20, 24 };
+    for (size_t c = 0; c < sizeof counts / sizeof *counts; c++) {
+        size_t n = counts[c];
+        m.levels = __builtin_ctzll(n);
+        m.grads = make_nan_real(count * (size_t)(m.levels + 1));
+        plain = 0;
+        for (size_t i = 0; i < n; i++) {
+            real x = (real)random_at(1, i);
+            int accumulate = gpt_pass(&m, i, n);
+            expect(m.slot <= m.levels, "buffer %d of %d", m.slot, m.levels + 1);
+            real *g = m.grads + (size_t)m.slot * count; // a pass on a model of equal gradients
+            for (size_t k = 0; k < count; k++) g[k] = accumulate ? g[k] + x : x;
+            for (size_t bucket = 0; bucket < m.layout.num_buckets; bucket++)
+                gpt_bucket_done(&m, bucket);
+            plain += x;
+        }
+        real want = pairwise(0, n);
+        for (size_t k = 0; k < count; k += count - 1)
+            expect(m.grads[k] == want, "%zu micro-batches: sum %.9g, want %.9g", n,
+                   (double)m.grads[k], (double)want);
+        differs += want != plain;
+        free(m.grads);
+    }
+    expect(differs > 3, "the order makes no difference here");
+}
 static void test_head_in_chunks_equals_plain_loss(void) {
     enum { B = 5, T = 250, V = 66 }; // 1250 rows: two chunks
     Model m;
@@ -1096,7 +1185,9 @@ static void test_flags_accept_both_spellings(void) {
     X(test_parameter_count_of_gpt2) X(test_textbook_budgets) \
     X(test_counted_flops_backward_is_twice_forward) X(test_recompute_levels_give_the_same_bits) \
     X(test_gradients_do_not_depend_on_threads) X(test_accumulation_equals_the_large_batch) \
-    X(test_first_gradient_overwrites_what_was_there) X(test_head_in_chunks_equals_plain_loss) \
+    X(test_first_gradient_overwrites_what_was_there) X(test_layout_does_not_depend_on_ranks) \
+    X(test_shards_cover_every_element_once) X(test_micro_batches_are_added_pairwise) \
+    X(test_head_in_chunks_equals_plain_loss) \
     X(test_plan_equals_what_is_allocated) X(test_cached_logits_equal_the_training_pass) \
     X(test_permute_is_a_permutation) X(test_an_epoch_uses_every_window_once) \
     X(test_sampling_keeps_to_top_k_and_top_p) \

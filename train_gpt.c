@@ -2028,7 +2028,7 @@ typedef struct {
     int recompute, is_trained;
     int zero;             // 1: of m, v and master this rank holds its shard of each bucket only
     int levels;           // the gradients of 2^levels micro-batches, or runs of them, are added
-    int slot, folds;      //   pairwise (15.2): a pass goes to buffer slot, then folds sums follow
+    int slot, folds;      //   pairwise (10): a pass goes to buffer slot, then folds sums follow
     int is_last_pass;     //   of the step: then the buckets go to the other ranks
     size_t cache_T;       // positions in the key-value cache, 0: no sampling
     Layout layout;
@@ -2456,6 +2456,19 @@ static double lr_at(const Flags *f, uint64_t step) {
     return final + (f->lr - final) * (1 + cos(M_PI * x)) / 2;
 }
 
+// Before pass i of this rank's n: where its gradients go. Returns whether they are added to others.
+// The sum over a step has one order whatever a power-of-two `ranks` is: with n * ranks = 2^k * odd,
+// runs of `odd` micro-batches are added in turn, the runs pairwise, (0 + 1) + (2 + 3) and so on,
+// first in a rank, then over the ranks. In a rank the sums in waiting form a binary counter: run 5
+// = 101b finds two of them, in buffers 0 and 1; it goes into buffer 2, and as it is the second of a
+// pair, 2 is added to 1.
+static int gpt_pass(Model *model, size_t i, size_t n) {
+    size_t run = n >> model->levels, next = i + 1;
+    model->slot = __builtin_popcountll(i / run);
+    model->folds = next % run > 0 ? 0 : __builtin_ctzll(next / run);
+    model->is_last_pass = next == n;
+    return i % run > 0;
+}
 // A pass has finished the gradients of a bucket. Sums that are complete now are taken, and after
 // the last pass of the step the bucket goes on its way to the other ranks.
 static void gpt_bucket_done(Model *model, size_t bucket) {
@@ -4084,25 +4097,17 @@ static Evaluation evaluate(Run *run, Data *d, uint64_t max_samples) {
 
 // --- 15.2 one step ---
 // The micro-batches of one step, the gradients of their mean loss, the update. Process r takes the
-// micro-batches r * n .. r * n + n - 1 of the step's n * ranks. The sum of their gradients has one
-// order whatever a power-of-two `ranks` is: with n * ranks = 2^k * odd, runs of `odd` micro-batches
-// are added in turn, the runs pairwise, (0 + 1) + (2 + 3) and so on, first in a rank, then over the
-// ranks. In a rank the sums in waiting form a binary counter: run 5 = 101b finds two of them, in
-// buffers 0 and 1; it goes into buffer 2, and as it is the second of a pair, 2 is added to 1.
+// micro-batches r * n .. r * n + n - 1 of the step's n * ranks.
 static void train_step(Run *run) {
     Model *model = &run->model;
     State *state = &run->state;
     const Flags *f = &run->flags;
     size_t B = model->B, T = model->T, n = num_micro_batches(f), all = n * (size_t)ranks;
-    size_t run_length = n >> model->levels;
     double sum = 0, *losses = (double *)host_alloc(all * sizeof(double));
     progress.step = state->step + 1;
     for (size_t i = 0; i < n; i++) {
-        size_t at = (size_t)rank * n + i, next = i + 1;
-        int accumulate = i % run_length > 0;
-        model->slot = __builtin_popcountll(i / run_length);
-        model->folds = next % run_length > 0 ? 0 : __builtin_ctzll(next / run_length);
-        model->is_last_pass = next == n;
+        size_t at = (size_t)rank * n + i;
+        int accumulate = gpt_pass(model, i, n);
         data_batch(&run->train, state->samples + at * B, B, run->batch, run->window);
         to_dev(model->tokens, run->batch, 2 * B * T * sizeof(int32_t));
         clock_lap(&run->clock, PHASE_input);
