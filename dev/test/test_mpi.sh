@@ -1,0 +1,265 @@
+#!/usr/bin/env bash
+# test_mpi.sh: the same training on any number of processes, and what happens when one of them fails.
+. "$(dirname "$0")/lib.sh"
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_mpi_yield_when_idle=1
+
+shape="--layers 2 --channels 24 --heads 3 --seq_len 8 --batch_size 2 --warmup_steps 2"
+twelve="--total_batch_tokens 192"       # 12 micro-batches: 3 or more a rank
+
+mpi_or_skip() {
+    command -v mpirun >/dev/null || skip "no mpirun; install openmpi-bin"
+    grep -q MPI_Init_thread "$B/train_gpt" ||
+        skip "train_gpt is built without MPI; install libopenmpi-dev and make"
+}
+mpi() {             # mpi RANKS ARGUMENTS...: its exit code is in $status
+    local n=$1; shift
+    status=0
+    timeout 60 mpirun -np "$n" "$B/train_gpt" "$@" >stdout 2>stderr || status=$?
+}
+mpi_gpt() {         # the same, and it must end in exit code 0
+    mpi "$@"
+    [ $status -eq 0 ] || { cat stderr; fail "exit code $status of: $*"; }
+}
+# Some 10 ms a step, by sampling: a run of 60 steps does not end before a test has acted on it.
+slow="--sample_every 1 --sample_tokens 150 --steps 60"
+start_mpi() {       # in the background, its log read by until_step
+    local n=$1; shift
+    [ -p log ] || mkfifo log
+    exec 3<>log
+    mpirun -np "$n" "$B/train_gpt" "$@" --log log >>stdout 2>>stderr &
+    pid=$!
+    trap 'kill -9 $pid 2>/dev/null || :' EXIT
+}
+rank_pid() {        # rank_pid RANK: of the ranks that mpirun $pid has started
+    local p
+    for p in $(pgrep -P "$pid"); do
+        if tr '\0' '\n' <"/proc/$p/environ" | grep -qx "OMPI_COMM_WORLD_RANK=$1"; then
+            echo "$p"; return
+        fi
+    done
+    fail "no process of rank $1"
+}
+want() { [ $status -eq "$1" ] || { cat stderr; fail "exit code $status, want $1"; }; }
+floats() {          # floats FILE: the numbers of a safetensors file
+    od -An -v -w4 -tf4 -j $((8 + $(od -An -tu8 -N 8 "$1"))) "$1"
+}
+is_near() {         # is_near FILE FILE: numbers, to 1e-6 of the largest
+    paste "$1" "$2" | awk '
+        { d = $1 - $2; if (d < 0) d = -d; if (!(d <= worst)) worst = d
+          a = $1 < 0 ? -$1 : $1; if (a > scale) scale = a }
+        END { if (!(NR > 0 && worst <= 1e-6 * scale)) { print worst / scale, "apart"; exit 1 } }'
+}
+# The log without times, speeds and what follows from the number of ranks.
+timeless() { tail -n +2 "$1" |
+    sed -E 's/"([a-z]+_)?ms":[^,}]*|"(tok_per_s|mfu|sent_bytes)":[^,}]*//g'; }
+
+test_gradients_are_those_of_one_process() {     # after one step with beta1 = 0, m is the gradient
+    local n step=step_00000001 one="--steps 1 --beta1 0 --grad_clip 0 --val_every 0"
+    mpi_or_skip
+    text 99 >t.txt
+    gpt $shape $twelve $one --train t.txt --out out1
+    floats out1/$step/train_state.safetensors >want
+    for n in 2 3 4; do
+        mpi_gpt $n $shape $twelve $one --train t.txt --out out$n
+        floats out$n/$step/train_state.safetensors >got
+        is_near want got
+        field loss out$n/log.jsonl >loss
+        is_near <(field loss out1/log.jsonl) loss
+        is_near <(field grad_norm out1/log.jsonl) <(field grad_norm out$n/log.jsonl)
+    done
+}
+test_run_is_byte_identical_at_1_2_4_ranks() {
+    local run n flags
+    mpi_or_skip
+    text 99 >t.txt
+    gpt $shape $twelve --train t.txt --steps 12 --val_every 5 --out out1
+    for run in '2 --zero 0' '2 --zero 1' '4 --zero 1'; do
+        read -r n flags <<<"$run"
+        mpi_gpt "$n" $shape $twelve $flags --train t.txt --steps 12 --val_every 5 --out "$run"
+        same_state out1/step_00000012 "$run/step_00000012"
+        cmp <(timeless out1/log.jsonl) <(timeless "$run/log.jsonl")
+    done
+    mpi_gpt 2 $shape $twelve --pairwise 0 --train t.txt --steps 12 --val_every 5 --out plain
+    ! cmp -s {out1,plain}/step_00000012/model.safetensors || fail "any order gives the same bits"
+}
+test_three_ranks_divide_nothing() {
+    local flags="--layers 1 --channels 20 --heads 2 --seq_len 7 --batch_size 1 --steps 12"
+    mpi_or_skip
+    text 20 >t.txt
+    mpi_gpt 3 $flags --zero 0 --train t.txt --out zero0
+    mpi_gpt 3 $flags --zero 1 --train t.txt --out zero1
+    same_state zero{0,1}/step_00000012
+    gpt $flags --total_batch_tokens 21 --train t.txt --out one
+    is_near <(field loss one/log.jsonl) <(field loss zero1/log.jsonl)
+}
+test_zero_keeps_a_share_and_sends_what_ddp_sends() {
+    local weights zero n=5
+    mpi_or_skip
+    text 99 >t.txt
+    for zero in 0 1; do
+        mpi_gpt 4 $shape --plan --json --zero $zero
+        weights=$(field weights stdout)
+        [ "$(grep -o '"Adam m":[0-9]*' stdout)" = "\"Adam m\":$((weights / (zero ? 4 : 1)))" ] ||
+            fail "$(cat stdout)"
+        mpi_gpt 2 $shape --train t.txt --steps $n --keep 0 --zero $zero --out zero$zero
+        [ "$(field sent_bytes zero$zero/log.jsonl)" -eq $((n * weights)) ] ||
+            fail "zero $zero: $(field sent_bytes zero$zero/log.jsonl), want $((n * weights))"
+    done
+    # 6 micro-batches a rank: still one exchange a step
+    mpi_gpt 2 $shape $twelve --train t.txt --steps $n --keep 0 --out more
+    [ "$(field sent_bytes more/log.jsonl)" -eq $((n * weights)) ]
+}
+test_long_messages_are_split() {        # a layer of 3 MB; messages are of 1 MiB
+    local flags="--layers 1 --channels 256 --heads 1 --seq_len 4 --batch_size 1 --steps 2"
+    mpi_or_skip
+    text 20 >t.txt
+    gpt $flags --total_batch_tokens 8 --train t.txt --val_every 0 --out one
+    mpi_gpt 2 $flags --train t.txt --total_batch_tokens 8 --val_every 0 --out two
+    same_state {one,two}/step_00000002
+}
+test_resume_at_another_number_of_ranks() {
+    local flags="$shape $twelve --lr_schedule constant --val_every 0"
+    mpi_or_skip
+    text 99 >t.txt
+    gpt $flags --train t.txt --steps 9 --out whole
+    mpi_gpt 4 $flags --train t.txt --steps 3
+    gpt --resume --steps 6
+    mpi_gpt 2 --resume --steps 9
+    says 'resumed at step 6'
+    same_state {whole,out}/step_00000009
+    mpi_gpt 3 --resume --steps 12
+    gpt --resume --steps 12 --out whole
+    is_near <(field loss whole/log.jsonl) <(field loss out/log.jsonl)
+}
+test_resume_keeps_the_batch_of_more_ranks() {
+    mpi_or_skip
+    text 99 >t.txt
+    mpi_gpt 4 $shape --train t.txt --steps 3
+    gpt --resume --steps 6
+    [ "$(field samples out/step_00000006/train_state.safetensors)" = '"48"' ]
+    mpi 3 --resume --steps 9
+    want 2
+    says 'total_batch_tokens 64 is no multiple.* nearest: 48 or 96'
+}
+test_killed_rank_ends_the_run_and_resume_is_bit_exact() {
+    local last=step_00000060 flags="$tiny --total_batch_tokens 64 --save_every 10 $slow"
+    mpi_or_skip
+    text 99 >t.txt
+    gpt $flags --train t.txt --out whole
+    start_mpi 2 $flags --train t.txt
+    until_step 11
+    kill -9 "$(rank_pid 1)"
+    finish
+    want 137
+    [ -e out/step_00000010 ] && [ ! -e out/$last ] || fail "$(ls out)"
+    mpi_gpt 2 --resume
+    same_state {whole,out}/$last
+}
+test_stopped_rank_is_named_by_the_watchdog() {
+    local start stopped
+    mpi_or_skip
+    text 99 >t.txt
+    start_mpi 3 $tiny --train t.txt --steps 1000000 --timeout 2
+    until_step 5
+    stopped=$(rank_pid 1)
+    kill -STOP "$stopped"
+    start=$(now_ms)
+    finish
+    want 6
+    [ $(($(now_ms) - start)) -lt 12000 ] || fail "took $(($(now_ms) - start)) ms"
+    says 'rank [02]: error: no progress for 2 s .*step.* behind:.* rank 1 \(step .* silent'
+    sleep 1
+    [ ! -e "/proc/$stopped" ] || grep -q 'State:.Z' "/proc/$stopped/status" ||
+        fail "rank 1 is still there"
+}
+test_slow_rank_is_left_alone() {        # stopped for less than the time out
+    mpi_or_skip
+    text 99 >t.txt
+    start_mpi 2 $tiny --train t.txt $slow --timeout 6
+    until_step 5
+    stopped=$(rank_pid 1)
+    kill -STOP "$stopped"
+    sleep 1
+    kill -CONT "$stopped"
+    finish
+    want 0
+}
+test_fault_of_one_rank_before_they_meet_ends_all() {
+    local status=0
+    mpi_or_skip
+    text 99 >t.txt
+    timeout 20 mpirun -np 1 "$B/train_gpt" $tiny --train t.txt : \
+                      -np 1 "$B/train_gpt" $tiny --train none.txt >stdout 2>stderr || status=$?
+    want 3
+    says '^rank 1: error: none.txt: no such file'
+    text 98 >other.txt
+    status=0
+    timeout 20 mpirun -np 1 "$B/train_gpt" $tiny --train t.txt --out a : \
+                      -np 1 "$B/train_gpt" $tiny --train other.txt --out a >stdout 2>stderr ||
+        status=$?
+    want 3
+    says 'rank 0: error: the ranks do not see the same files'
+}
+test_only_rank_0_speaks() {
+    mpi_or_skip
+    text 99 >t.txt
+    mpi_gpt 3 $tiny --train t.txt --steps 3 --sample_every 3 --sample_tokens 5 --prompt ab
+    [ "$(grep -ac '^ab' stdout)" -eq 1 ] || fail "not one sample: $(cat stdout)"
+    [ "$(grep -c '^step 1/3' stderr)" -eq 1 ] || { cat stderr; fail "not one line of step 1"; }
+    [ "$(grep -c '"loss"' out/log.jsonl)" -eq 3 ]
+    mpi 3 $tiny --trian t.txt
+    want 2
+    [ "$(grep -c 'error:' stderr)" -eq 1 ] || { cat stderr; fail "not one error"; }
+    gpt --eval
+    cp stdout eval
+    mpi_gpt 3 --eval
+    cmp eval stdout
+}
+signalled() {       # signalled SIGNAL WHOM CODE PATTERN: saved a step, and ended in this exit code
+    rm -rf out log
+    start_mpi 2 $tiny --train t.txt --steps 1000000 --save_every 0
+    until_step 5
+    if [ "$2" = mpirun ]; then kill -"$1" $pid; else kill -"$1" "$(rank_pid "$2")"; fi
+    finish
+    [[ " $3 " = *" $status "* ]] || { cat stderr; fail "exit code $status, want $3"; }
+    says '^stopped, saved step [0-9]+; .*--resume'
+    [ "$(find out -name 'step_*' | wc -l)" -eq 1 ] || { ls out; fail "not one checkpoint"; }
+}
+test_signals_reach_all_ranks() {
+    mpi_or_skip
+    text 99 >t.txt
+    signalled USR1 mpirun 0
+    signalled USR1 1 0
+    signalled TERM 1 143
+    signalled TERM mpirun '1 143'       # mpirun's own code; it leaves the ranks a second
+}
+test_sigusr2_to_one_rank_saves_and_goes_on() {
+    mpi_or_skip
+    text 99 >t.txt
+    start_mpi 2 $tiny --train t.txt $slow --save_every 0
+    until_step 5
+    kill -USR2 "$(rank_pid 1)"
+    finish
+    want 0
+    [ "$(find out -name 'step_*' | wc -l)" -eq 2 ] || { ls out; fail "not two checkpoints"; }
+}
+test_build_without_mpi_refuses_to_be_one_of_several() {
+    local status
+    ${CC:-cc} -std=gnu11 -O0 "$root/train_gpt.c" -o alone -lm
+    for variables in 'RANK=1 WORLD_SIZE=2' 'OMPI_COMM_WORLD_SIZE=2' 'PMI_RANK=0 PMI_SIZE=3' \
+                     'SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=2'; do
+        status=0
+        env $variables ./alone --help >stdout 2>stderr || status=$?
+        want 2
+        says "error: started as one of several processes \(${variables##* }\).*make MPI=1"
+    done
+    env SLURM_STEP_NUM_TASKS=2 WORLD_SIZE=1 ./alone --help >stdout
+    mpi_or_skip
+    status=0
+    timeout 20 mpirun -np 2 ./alone --help >stdout 2>stderr || status=$?
+    want 2
+    says 'OMPI_COMM_WORLD_SIZE=2'
+}
+
+run_tests "$@"
