@@ -66,6 +66,8 @@ sync:
 
 bench: train_gpt
 	@dev/bench.sh
+bench-mpi: train_gpt
+	@dev/bench_mpi.sh
 reference:
 	$(PYTHON) scripts/reference.py --out dev/test/reference.safetensors
 	$(PYTHON) scripts/reference.py --dump-init dev/test/init.safetensors
@@ -74,4 +76,4 @@ clean:
 help:
 	@sed -n '1,3p' Makefile; grep -E '^[a-z-]+:' Makefile | sed 's/:.*//' | tr '\n' ' '; echo
 
-.PHONY: all run test tidy sync bench reference clean help FORCE
+.PHONY: all run test tidy sync bench bench-mpi reference clean help FORCE

@@ -21,8 +21,8 @@ mpi_gpt() {         # the same, and it must end in exit code 0
     mpi "$@"
     [ $status -eq 0 ] || { cat stderr; fail "exit code $status of: $*"; }
 }
-# Some 10 ms a step, by sampling: a run of 60 steps does not end before a test has acted on it.
-slow="--sample_every 1 --sample_tokens 150 --steps 60"
+# Some 10 ms a step, by sampling: a run of 30 steps does not end before a test has acted on it.
+slow="--sample_every 1 --sample_tokens 150 --steps 30"
 start_mpi() {       # in the background, its log read by until_step
     local n=$1; shift
     [ -p log ] || mkfifo log
@@ -143,16 +143,16 @@ test_resume_keeps_the_batch_of_more_ranks() {
     says 'total_batch_tokens 64 is no multiple.* nearest: 48 or 96'
 }
 test_killed_rank_ends_the_run_and_resume_is_bit_exact() {
-    local last=step_00000060 flags="$tiny --total_batch_tokens 64 --save_every 10 $slow"
+    local last=step_00000030 flags="$tiny --total_batch_tokens 64 --save_every 5 $slow"
     mpi_or_skip
     text 99 >t.txt
     gpt $flags --train t.txt --out whole
     start_mpi 2 $flags --train t.txt
-    until_step 11
+    until_step 6
     kill -9 "$(rank_pid 1)"
     finish
     want 137
-    [ -e out/step_00000010 ] && [ ! -e out/$last ] || fail "$(ls out)"
+    [ -e out/step_00000005 ] && [ ! -e out/$last ] || fail "$(ls out)"
     mpi_gpt 2 --resume
     same_state {whole,out}/$last
 }
@@ -260,6 +260,12 @@ test_build_without_mpi_refuses_to_be_one_of_several() {
     timeout 20 mpirun -np 2 ./alone --help >stdout 2>stderr || status=$?
     want 2
     says 'OMPI_COMM_WORLD_SIZE=2'
+}
+test_collectives_equal_those_of_mpi() {
+    local n
+    mpi_or_skip
+    OMPI_CC=${CC:-cc} MPICH_CC=${CC:-cc} mpicc -O1 "$root/dev/dist/collectives.c" -o collectives -lm
+    for n in 1 2 3 4; do timeout 60 mpirun -np $n ./collectives check; done
 }
 
 run_tests "$@"
