@@ -264,6 +264,7 @@ static void test_attention_forward_equals_plain_softmax(void) {
         attention_case(1, lengths[i], 5, 1, 30); // scores up to 900: needs the running maximum
     }
     attention_case(1, 70, 1, 200, 1);
+    attention_case(1, 512, 1, 64, 1);
 }
 static void test_attention_forward_is_causal(void) {
     enum { T = 130, NH = 2, HS = 16, C = NH * HS, CUT = 77 };
@@ -356,7 +357,21 @@ static void test_sum_squares_and_crc_by_hand(void) {
     expect(crc32c(0, "123456789", 9) == 0xe3069283, "crc %08x", crc32c(0, "123456789", 9));
     expect(crc32c(crc32c(0, "1234", 4), "56789", 5) == 0xe3069283, "in two parts");
 }
+static double rounded_to_half(double value) { // IEEE binary16, nearest even; magnitudes below 65520
+    int exponent;
+    frexp(value, &exponent);
+    double ulp = ldexp(1, (exponent < -13 ? -13 : exponent) - 11);
+    return nearbyint(value / ulp) * ulp;
+}
 static void test_half_precision_values(void) {
+    if (has_master) expect(f32(fX((real)1.001)) == 1, "bf16 keeps 1 + 1e-3");
+    else expect(f32(fX((real)1.001)) == (real)1.001, "fp32 loses 1 + 1e-3");
+    double scaled = rounded_to_half(1e-8 * 65536) / 65536; // what loss scaling does
+    expect(rounded_to_half(1e-8) == 0, "fp16 keeps 1e-8");
+    expect(fabs(scaled / 1e-8 - 1) < 5e-4 && scaled != 1e-8, "scaled by 2^16: %g", scaled);
+    for (uint32_t h = 0; h < 0x7c00; h += 7) // every 7th half is what it is rounded to
+        expect(rounded_to_half(half_to_double((uint16_t)h)) == half_to_double((uint16_t)h), "%04x",
+        h);
     expect(half_to_double(0x3c00) == 1 && half_to_double(0xc000) == -2, "one, minus two");
     expect(half_to_double(1) == 0x1p-24 && half_to_double(0x7bff) == 65504, "smallest, largest");
     expect(isinf(half_to_double(0x7c00)) && isnan(half_to_double(0x7e00)), "Inf, NaN");
@@ -912,7 +927,7 @@ static void test_first_gradient_overwrites_what_was_there(void) {
     gpt_free(&m);
 }
 static void test_head_in_chunks_equals_plain_loss(void) {
-    enum { B = 5, T = 250, V = 66 }; // 1250 rows: two chunks
+    enum { B = 5, T = 250, V = 66 }; // 1250 rows: three chunks
     Model m;
     model_make(&m, config_of(1, 1, 16, T, V), B, T, 0);
     model_perturb(&m, 3);
