@@ -96,7 +96,7 @@ finish() {          # lets the run go on to its end; its exit code is in $status
     local drain=$!
     status=0
     wait $pid 2>/dev/null || status=$?
-    kill $drain
+    kill -9 $drain
     wait $drain 2>/dev/null || :
 }
 

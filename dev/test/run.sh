@@ -12,7 +12,7 @@ counts='[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped'
 
 suite() {           # suite PROGRAM: passes on its lines, adds its counts, which it prints last
     local status line good bad left
-    "$1" ${filter:+"$filter"} 2>&1 | tee "$tmp/suite" | grep --line-buffered -vE "^$counts\$"
+    timeout 600 "$1" ${filter:+"$filter"} 2>&1 | tee "$tmp/suite" | grep --line-buffered -vE "^$counts\$"
     status=${PIPESTATUS[0]}
     line=$(tail -n 1 "$tmp/suite" | grep -E "^$counts\$")
     read -r good bad left < <(echo "${line:-0 0 0}" | tr -cd '0-9 \n')
