@@ -2485,6 +2485,7 @@ static int gpt_pass(Model *model, size_t i, size_t n) {
 static void gpt_bucket_done(Model *model, size_t bucket) {
     size_t count = bucket_count(&model->layout, bucket);
     real *g = model->grads + bucket_start(&model->layout, bucket);
+    progress_mark("the gradients of a bucket");
     for (int k = model->slot; k > model->slot - model->folds; k--)
         vector_add(g + (size_t)(k - 1) * model->layout.count, g + (size_t)k * model->layout.count,
                    count);
@@ -4511,7 +4512,8 @@ static int run_choose_model(Run *run, int is_training, Ckpt *ckpt, St *init) {
 static void run_compare(const Run *run, uint64_t step) {
     uint64_t read[] = { step, run->train.crc, run->train.count, run->val.crc, run->val.count };
     uint32_t crc = crc32c(0, &run->model.config, sizeof(Config));
-    int64_t extremes[2] = { crc = crc32c(crc, read, sizeof read), -(int64_t)crc };
+    crc = crc32c(crc, read, sizeof read);
+    int64_t extremes[2] = { crc, -(int64_t)crc };
     comm_max_int(extremes, 2);
     check(extremes[0] == crc && extremes[1] == -(int64_t)crc, EXIT_INPUT, "the ranks do not see "
           "the same files: this one checkpoint step %" PRIu64 ", training data of %" PRIu64
