@@ -1953,6 +1953,9 @@ static size_t bucket_count(const Layout *y, size_t bucket) {
 static size_t shard_start(size_t count, int r) {
     return count / PARTS * ((size_t)PARTS * (size_t)r / (size_t)ranks);
 }
+static size_t shard_count(size_t count, int r) {
+    return shard_start(count, r + 1) - shard_start(count, r);
+}
 // l: layer, of no meaning for FIRST, LAST
 static size_t param_at(const Layout *y, int i, size_t l) {
     int scope = y->params[i].scope;
@@ -2049,13 +2052,13 @@ typedef struct {
 
 // Elements of m, v or master that this rank keeps for `count` elements of weights.
 static size_t state_count(const Model *model, size_t count) {
-    return model->zero ? shard_start(count, rank + 1) - shard_start(count, rank) : count;
+    return model->zero ? shard_count(count, rank) : count;
 }
 static size_t inbox_count(const Layout *y) { // a bucket's shard from every other rank
     size_t most = 0;
     for (size_t bucket = 0; bucket < y->num_buckets; bucket++)
         most = max_size(most, bucket_count(y, bucket));
-    return (shard_start(most, rank + 1) - shard_start(most, rank)) * (size_t)(ranks - 1);
+    return shard_count(most, rank) * (size_t)(ranks - 1);
 }
 // Fills in the layouts; infos[NUM_BUFFERS] gets every buffer's size. Allocates nothing.
 static void gpt_plan(Model *model, BufferInfo *infos) {
@@ -2311,20 +2314,19 @@ static void comm_max_int(int64_t *x, int count) { // x[i] = the largest of all r
 }
 // x, of `count` elements of `size` bytes, has its shard of every rank on every rank: comm_wait().
 static void comm_all_gather_start(void *x, size_t count, size_t size) {
-    size_t lo = shard_start(count, rank), own = shard_start(count, rank + 1) - lo;
+    char *own = (char *)x + shard_start(count, rank) * size;
     for (int d = 1; d < ranks; d++) {
-        int from = (rank + ranks - d) % ranks;
-        size_t begin = shard_start(count, from), end = shard_start(count, from + 1);
-        comm_post((char *)x + begin * size, (end - begin) * size, from, 0);
-        comm_post((char *)x + lo * size, own * size, (rank + d) % ranks, 1);
+        int from = (rank + ranks - d) % ranks, to = (rank + d) % ranks;
+        comm_post((char *)x + shard_start(count, from) * size, shard_count(count, from) * size,
+                  from, 0);
+        comm_post(own, shard_count(count, rank) * size, to, 1);
     }
 }
 static void comm_gather(real *x, size_t count) { // rank 0 gets every rank's shard of x
-    for (int r = 1; r < ranks; r++) {
-        size_t begin = shard_start(count, r), end = shard_start(count, r + 1);
+    for (int r = 1; r < ranks; r++)
         if (rank == 0 || rank == r)
-            comm_post(x + begin, (end - begin) * sizeof(real), rank == 0 ? r : 0, rank == r);
-    }
+            comm_post(x + shard_start(count, r), shard_count(count, r) * sizeof(real),
+                      rank == 0 ? r : 0, rank == r);
     comm_wait();
 }
 // x's shard of this rank = its sum over all ranks, added pairwise: (0 + 1) + (2 + 3) ... One such
@@ -2335,9 +2337,8 @@ static struct { real *x, *inbox; size_t count; } comm_pending;
 
 static void comm_reduce_scatter_wait(void) {
     if (comm_pending.x == NULL) return;
-    size_t lo = shard_start(comm_pending.count, rank);
-    size_t own = shard_start(comm_pending.count, rank + 1) - lo;
-    real *x = comm_pending.x + lo, *inbox = comm_pending.inbox;
+    size_t own = shard_count(comm_pending.count, rank);
+    real *x = comm_pending.x + shard_start(comm_pending.count, rank), *inbox = comm_pending.inbox;
 #define SHARD_FROM(r) ((r) == rank ? x : inbox + (size_t)((r) < rank ? (r) : (r) - 1) * own)
     comm_wait();
     for (int step = 1; step < ranks; step *= 2)
@@ -2349,13 +2350,12 @@ static void comm_reduce_scatter_wait(void) {
 static void comm_reduce_scatter_start(real *x, size_t count, real *inbox) {
     comm_reduce_scatter_wait();
     if (ranks == 1) return;
-    size_t own = shard_start(count, rank + 1) - shard_start(count, rank);
+    size_t own = shard_count(count, rank);
     for (int d = 1; d < ranks; d++) {
         int from = (rank + ranks - d) % ranks, to = (rank + d) % ranks;
-        size_t begin = shard_start(count, to), end = shard_start(count, to + 1);
-        comm_post(inbox + (size_t)(from < rank ? from : from - 1) * own, own * sizeof(real), from,
-                  0);
-        comm_post(x + begin, (end - begin) * sizeof(real), to, 1);
+        real *slot = inbox + (size_t)(from < rank ? from : from - 1) * own;
+        comm_post(slot, own * sizeof(real), from, 0);
+        comm_post(x + shard_start(count, to), shard_count(count, to) * sizeof(real), to, 1);
     }
     comm_pending.x = x;
     comm_pending.inbox = inbox;
@@ -2366,27 +2366,21 @@ static void comm_reduce_scatter_start(real *x, size_t count, real *inbox) {
 // OUT/progress holds a record of each rank, rewritten by its watchdog: a process that is stopped
 // falls silent, one that hangs makes no marks. Time is counted in wake-ups, not by a clock: a whole
 // job that was suspended goes on.
-enum { RECORD = 80 };
+typedef struct { uint64_t beat, marks, step; char done[40]; } Record;
+typedef struct { Record now; int silent; } Watched; // silent: so many wake-ups without a new record
 static struct { int fd; double period_s, timeout_s; } watch;
 
-typedef struct { uint64_t beat, marks, step; char done[32]; int silent; } Watched;
-
 static uint64_t watchdog_look(Watched *all, uint64_t beat) { // returns all marks of all ranks
+    Record own = { beat, progress.marks, progress.step, "" };
     uint64_t marks = 0;
-    char record[RECORD + 1];
-    int n = snprintf(record, sizeof record, "%" PRIu64 " %" PRIu64 " %" PRIu64 " %.31s", beat,
-                     progress.marks, progress.step, progress.done);
-    memset(record + n, ' ', (size_t)(RECORD - n));
-    record[RECORD - 1] = '\n';
-    if (pwrite(watch.fd, record, RECORD, (off_t)rank * RECORD) != RECORD) return beat; // unknown
+    snprintf(own.done, sizeof own.done, "%s", progress.done);
+    ssize_t written = pwrite(watch.fd, &own, sizeof own, (off_t)((size_t)rank * sizeof own));
+    if (written != sizeof own) return beat; // unknown
     for (int r = 0; r < ranks; r++) {
-        uint64_t before = all[r].beat;
-        record[0] = 0;
-        if (pread(watch.fd, record, RECORD, (off_t)r * RECORD) != RECORD) record[0] = 0;
-        sscanf(record, "%" SCNu64 " %" SCNu64 " %" SCNu64 " %31[^\n]", &all[r].beat, &all[r].marks,
-               &all[r].step, all[r].done);
-        all[r].silent = all[r].beat == before ? all[r].silent + 1 : 0;
-        marks += all[r].marks;
+        uint64_t before = all[r].now.beat;
+        ssize_t got = pread(watch.fd, &all[r].now, sizeof own, (off_t)((size_t)r * sizeof own));
+        all[r].silent = got != sizeof own || all[r].now.beat == before ? all[r].silent + 1 : 0;
+        marks += all[r].now.marks;
     }
     return marks;
 }
@@ -2397,17 +2391,12 @@ static void watchdog_end(const Watched *all) {
     uint64_t least = UINT64_MAX;
     while (first < rank && all[first].silent >= SILENT) first++;
     if (first < rank) usleep(2000000);
-    for (int r = 0; r < ranks; r++) if (all[r].marks < least) least = all[r].marks;
+    for (int r = 0; r < ranks; r++) if (all[r].now.marks < least) least = all[r].now.marks;
     fprintf(stderr, "rank %d: error: no progress for %.0f s (--timeout) in step %" PRIu64 ", after "
             "%s; behind:", rank, watch.timeout_s, progress.step, progress.done);
-    for (int r = 0; r < ranks; r++) {
-        if (all[r].marks > least && all[r].silent < SILENT) continue;
-        fprintf(stderr, " rank %d (step %" PRIu64 ", after %.*s", r, all[r].step,
-                (int)strcspn(all[r].done, " "), all[r].done);
-        if (all[r].silent >= SILENT)
-            fprintf(stderr, ", silent for %.0f s", all[r].silent * watch.period_s);
-        fprintf(stderr, ")");
-    }
+    for (int r = 0; r < ranks; r++) if (all[r].now.marks == least || all[r].silent >= SILENT)
+        fprintf(stderr, " rank %d (step %" PRIu64 ", after %.40s, silent for %.0f s)", r,
+                all[r].now.step, all[r].now.done, all[r].silent * watch.period_s);
     fprintf(stderr, "\n");
     signal(SIGALRM, SIG_DFL); // should the abort hang as well
     alarm(5);
