@@ -62,11 +62,16 @@ test: $(B)/test_gpt $(B)/test_gpt_fp64 $(B)/test_gpt_bf16 $(B)/train_gpt
 # Also the slow ones: reads beyond 4 GiB; larger PyTorch dumps, where torch is installed.
 DUMP = scripts/reference.py --layers 3 --heads 3 --channels 96 --vocab 257 --positions 70 --batch 2 \
        --seq 65 --out build/
-test-all:
+test-all: $(B)/flags
+	@$(LADDERS) --check
 	@mkdir -p build; $(PYTHON) $(DUMP)dump.safetensors && \
 	    $(PYTHON) $(DUMP)dump_init.safetensors --init pytorch || echo "install python3-torch"
 	@SLOW=1 GPT_DUMP=$$(ls build/dump.safetensors) GPT_DUMP_INIT=$$(ls build/dump_init.safetensors) \
 	    $(MAKE) --no-print-directory test
+# Variants of the CPU ops, from the plainest to the shipped: checked, timed, table in dev/cpu/README.md.
+LADDERS = CC="$(CC)" B=$(B) FLAGS='$(CFLAGS) $(MARCH) $(OPENMP) $(SAN)' dev/cpu/run.sh
+ladders-cpu: $(B)/flags
+	@$(LADDERS)
 tidy:
 	@dev/tidy.sh
 sync:
@@ -84,4 +89,4 @@ clean:
 help:
 	@sed -n '1,3p' Makefile; grep -E '^[a-z-]+:' Makefile | sed 's/:.*//' | tr '\n' ' '; echo
 
-.PHONY: all run test test-all tidy sync bench bench-mpi reference clean help FORCE
+.PHONY: all run test test-all ladders-cpu tidy sync bench bench-mpi reference clean help FORCE
