@@ -72,6 +72,9 @@ test-all: $(B)/flags
 LADDERS = CC="$(CC)" B=$(B) FLAGS='$(CFLAGS) $(MARCH) $(OPENMP) $(SAN)' dev/cpu/run.sh
 ladders-cpu: $(B)/flags
 	@$(LADDERS)
+# The emulator that builds and runs CUDA programs without a GPU, and its own tests.
+test-emu:
+	@dev/emu/test.sh
 tidy:
 	@dev/tidy.sh
 sync:
@@ -89,4 +92,4 @@ clean:
 help:
 	@sed -n '1,3p' Makefile; grep -E '^[a-z-]+:' Makefile | sed 's/:.*//' | tr '\n' ' '; echo
 
-.PHONY: all run test test-all ladders-cpu tidy sync bench bench-mpi reference clean help FORCE
+.PHONY: all run test test-all test-emu ladders-cpu tidy sync bench bench-mpi reference clean help FORCE
