@@ -33,7 +33,7 @@ ifeq ($(OPENMP),)
 $(info no OpenMP in $(CC): one thread$(if $(filter 0,$(OMP)),, (install libomp or libgomp for more)))
 endif
 
-all: train_gpt
+all: train_gpt data/tokenize data/train_bpe
 train_gpt: $(B)/train_gpt
 	@cp $< $@
 
@@ -56,6 +56,10 @@ $(B)/test_gpt_fp64: test_gpt.c train_gpt.c $(B)/flags
 run: train_gpt
 	@text=$$(data/get.sh) && ./train_gpt --train "$$text" --out $(OUT) --sample_every 2000 \
 	    $$(ls -d $(OUT)/step_[0-9]* >/dev/null 2>&1 && echo --resume)
+
+# From text to token shards, and a vocabulary of one's own.
+data/%: data/%.c train_gpt.c $(B)/flags
+	$(CC) $(FLAGS) $< -o $@ -lm
 
 test: $(B)/test_gpt $(B)/test_gpt_fp64 $(B)/test_gpt_bf16 $(B)/train_gpt
 	@B=$(B) CC="$(CC)" dev/test/run.sh
@@ -88,7 +92,7 @@ reference:
 	$(PYTHON) scripts/reference.py --out dev/test/reference.safetensors
 	$(PYTHON) scripts/reference.py --dump-init dev/test/init.safetensors
 clean:
-	rm -rf build train_gpt
+	rm -rf build train_gpt data/tokenize data/train_bpe
 help:
 	@sed -n '1,3p' Makefile; grep -E '^[a-z-]+:' Makefile | sed 's/:.*//' | tr '\n' ' '; echo
 

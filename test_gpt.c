@@ -1185,6 +1185,449 @@ static void test_flags_accept_both_spellings(void) {
     expect(!strcmp(f.prompt, "--odd") && f.given[F_prompt] && !f.given[F_steps], "prompt");
 }
 
+// === 6. the tokenizer (section 12) ===
+
+static Tokenizer test_tokenizer; // GPT-2's, once loaded
+static const Tokenizer *tok_gpt2(void) { // NULL, and the test is skipped, when it is not there
+    char *path = data_file("tokenizer/vocab.bpe");
+    if (path != NULL && test_tokenizer.vocab_size == 0) test_tokenizer = tok_load(path);
+    free(path);
+    return test_tokenizer.vocab_size > 0 ? &test_tokenizer : NULL;
+}
+static char *test_data(const char *name, size_t *bytes) { // NULL: skipped
+    char *path = data_file(name);
+    char *text = path ? in_read_all(path, (size_t)1 << 28, bytes) : NULL;
+    free(path);
+    return text;
+}
+// Encodes a copy without a byte to spare, so that a sanitizer sees every step too far.
+static size_t tok_encode_copy(const Tokenizer *t, const char *text, size_t bytes, uint32_t *ids) {
+    char *copy = (char *)malloc(bytes + !bytes);
+    memcpy(copy, text, bytes);
+    size_t count = tok_encode(t, copy, bytes, ids);
+    free(copy);
+    return count;
+}
+static int tok_is_text_again(const Tokenizer *t, const uint32_t *ids, size_t count,
+                             const char *text, size_t bytes) {
+    size_t at = 0, token_bytes;
+    for (size_t i = 0; i < count; i++, at += token_bytes) {
+        const char *s = tok_bytes(t, ids[i], &token_bytes);
+        if (at + token_bytes > bytes || memcmp(s, text + at, token_bytes)) return 0;
+    }
+    return at == bytes;
+}
+static uint64_t tok_random = 1;
+static uint32_t tok_draw(uint32_t below) { // PCG-like: high bits of a linear congruence
+    tok_random = tok_random * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)((tok_random >> 33) % below);
+}
+
+static void test_tokenizer_gives_gpt2_ids_of_917_strings(void) {
+    size_t bytes, lines = 0, wrong = 0;
+    const Tokenizer *t = tok_gpt2();
+    char *text = test_data("tokenizer/gpt2_vectors.jsonl", &bytes), key[16], *s;
+    if (t == NULL || text == NULL) return;
+    s = (char *)host_alloc(bytes);
+    uint32_t *ids = (uint32_t *)host_alloc(bytes * sizeof *ids);
+    Json j = json_open("gpt2_vectors.jsonl", text, bytes);
+    for (; json_peek(&j) == '{'; lines++) { // {"text":"...","ids":[...]}
+        json_enter(&j, '{');
+        json_more(&j, '}');
+        json_key(&j, key, sizeof key);
+        size_t length = json_string(&j, s, bytes), n = 0;
+        size_t count = tok_encode_copy(t, s, length, ids);
+        json_more(&j, '}');
+        json_key(&j, key, sizeof key);
+        int same = 1;
+        for (json_enter(&j, '['); json_more(&j, ']'); n++) {
+            uint64_t id = json_count(&j);
+            same &= n < count && ids[n] == id;
+        }
+        json_more(&j, '}');
+        if (!same || n != count) { wrong++; printf("  differs: %s\n", s); }
+    }
+    expect(lines == 917 && wrong == 0, "%zu of %zu strings differ", wrong, lines);
+    free(text);
+    free(ids);
+    free(s);
+}
+static void test_tokenizer_gives_llama_cpp_ids_of_46_strings(void) {
+    static const char border[] = "\n__ggml_vocab_test__\n";
+    size_t bytes, out_bytes, strings = 0;
+    const Tokenizer *t = tok_gpt2();
+    char *text = test_data("tokenizer/ggml-vocab-gpt-2.gguf.inp", &bytes);
+    char *want = test_data("tokenizer/ggml-vocab-gpt-2.gguf.out", &out_bytes);
+    if (t == NULL || text == NULL || want == NULL) return;
+    uint32_t *ids = (uint32_t *)host_alloc(bytes * sizeof *ids);
+    char *line = want;
+    for (char *s = text, *end; (end = strstr(s, border)) != NULL; s = end + strlen(border)) {
+        size_t count = tok_encode_copy(t, s, (size_t)(end - s), ids), n = 0;
+        int same = 1;
+        for (line += strspn(line, " "); *line != '\n'; n++, line += strspn(line, " ")) {
+            uint64_t id = strtoull(line, &line, 10);
+            same &= n < count && ids[n] == id;
+        }
+        expect(same && n == count, "string %zu: %zu ids, wanted %zu", strings, count, n);
+        line++;
+        strings++;
+    }
+    expect(strings == 46, "%zu strings", strings);
+    free(text);
+    free(want);
+    free(ids);
+}
+// llm.c's script puts <|endoftext|> before each section, which ends in an empty line.
+static void test_tokenizer_gives_llmc_ids_of_tinyshakespeare(void) {
+    size_t bytes, val_bytes, train_bytes, count = 0;
+    const Tokenizer *t = tok_gpt2();
+    char *text = test_data("text/tinyshakespeare.txt", &bytes);
+    char *val = test_data("llmc_bin/tiny_shakespeare_val.bin", &val_bytes);
+    char *train = test_data("llmc_bin/tiny_shakespeare_train.bin", &train_bytes);
+    if (t == NULL || text == NULL || val == NULL || train == NULL) return;
+    uint32_t *ids = (uint32_t *)host_alloc(2 * bytes * sizeof *ids);
+    for (char *s = text, *end; *s; s = end) {
+        end = strstr(s, "\n\n") ? strstr(s, "\n\n") + 2 : text + bytes;
+        ids[count++] = (uint32_t)t->end_of_text;
+        count += tok_encode(t, s, (size_t)(end - s), ids + count);
+    }
+    expect(count == 338028, "%zu ids, llm.c has 338028", count);
+    size_t wrong = 0;
+    for (size_t i = 0; i < count && i < 338028; i++) {
+        uint16_t id;
+        memcpy(&id, i < 32768 ? val + 1024 + 2 * i : train + 1024 + 2 * (i - 32768), 2);
+        wrong += id != ids[i];
+    }
+    expect(wrong == 0, "%zu ids differ", wrong);
+    free(text);
+    free(val);
+    free(train);
+    free(ids);
+}
+static void test_tokenizer_files_of_every_kind_agree(void) {
+    static const char *const files[] = { "tokenizer/gpt2.tiktoken", "llmc_bin/gpt2_tokenizer.bin",
+                                         "llmc_bin" };
+    size_t bytes;
+    const Tokenizer *t = tok_gpt2();
+    char *text = test_data("text/tinyshakespeare.txt", &bytes);
+    if (t == NULL || text == NULL) return;
+    uint32_t *want = (uint32_t *)host_alloc(bytes * sizeof *want);
+    uint32_t *got = (uint32_t *)host_alloc(bytes * sizeof *got);
+    size_t count = tok_encode(t, text, bytes, want);
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        char *path = data_file(files[i]);
+        if (path == NULL) break;
+        Tokenizer other = tok_load(path);
+        expect(other.vocab_size == 50257 && other.end_of_text == 50256, "%s: %u tokens, end %d",
+               path, other.vocab_size, other.end_of_text);
+        expect(tok_encode(&other, text, bytes, got) == count &&
+               !memcmp(want, got, count * sizeof *got), "%s: other ids", path);
+        tok_free(&other);
+        free(path);
+    }
+    free(text);
+    free(want);
+    free(got);
+}
+// The pattern, piece by piece; | is a border.
+static void test_tokenizer_cuts_pieces_as_the_pattern_does(void) {
+    static const char *const texts[] = {
+        "I|'ve| they|'ll|'|RE| we|'d|'|S|'|", "a|'s|1| '|s| ''|s|!'|s|", "  | x|  |\n|y|\n\n | z|",
+        "x|   ", " 12|ab| 3|.|5|", "a|\t|b|\t\t|",
+        "a|\xc2\x85|b|\xc2\xa0|\xe3\x80\x80|c|", "a|\xef\xbb\xbf|b|", // U+FEFF is no White_Space
+        "\xd0\x96\xe4\xb8\xad|\xd9\xa3\xe2\x85\xa7\xc2\xb2|\xcc\x81|", // letters, numbers, a mark
+        "\xf0\x9f\x98\x80\xff\xc3|a|\xed\xa0\x80\xc0\x80\xf4\x90\x80\x80|", // not UTF-8: others
+        "\xea\x9f\x8b|\xe0\xb2\x80|" }; // U+A7CB came with Unicode 16.0; U+0C80 is a letter
+    Tokenizer t = tok_load("bytes");
+    for (size_t i = 0; i + 1 < sizeof texts / sizeof *texts; i++) {
+        char s[128];
+        size_t count = 0, at = 0, piece;
+        for (const char *c = texts[i]; *c; c++) if (*c != '|') s[count++] = *c;
+        for (const char *c = texts[i]; at < count; at += piece, c += piece + 1) {
+            piece = tok_piece(&t, s + at, count - at);
+            expect(piece == strcspn(c, "|"), "text %zu, byte %zu: %zu bytes", i, at, piece);
+        }
+    }
+    tok_free(&t);
+}
+static void test_tokenizer_tables_are_unicode_16(void) {
+    Tokenizer t = tok_load("bytes");
+    size_t ranges[4] = { 0 }, codes[4] = { 0 };
+    for (size_t u = 0; u < TOK_CODE_POINTS; u++) {
+        codes[t.class_of[u]]++;
+        ranges[t.class_of[u]] += u == 0 || t.class_of[u] != t.class_of[u - 1];
+    }
+    expect(ranges[1] == 677 && ranges[2] == 144 && ranges[TOK_SPACE] == 10, "%zu, %zu, %zu ranges",
+           ranges[1], ranges[2], ranges[TOK_SPACE]);
+    expect(codes[1] == 141028 && codes[2] == 1911 && codes[TOK_SPACE] == 25, "%zu letters, %zu "
+           "numbers, %zu spaces", codes[1], codes[2], codes[TOK_SPACE]);
+    tok_free(&t);
+}
+static void test_utf8_is_read_strictly(void) {
+    static const struct { const char *s; uint32_t u; size_t bytes; } good[] = {
+        { "a", 'a', 1 }, { "\x7f", 0x7f, 1 }, { "\xc2\x80", 0x80, 2 }, { "\xdf\xbf", 0x7ff, 2 },
+        { "\xe0\xa0\x80", 0x800, 3 }, { "\xed\x9f\xbf", 0xd7ff, 3 }, { "\xef\xbf\xbf", 0xffff, 3 },
+        { "\xf0\x90\x80\x80", 0x10000, 4 }, { "\xf4\x8f\xbf\xbf", 0x10ffff, 4 } };
+    static const char *const bad[] = { "\x80", "\xbf\xbf", "\xc0\x80", "\xc1\xbf", "\xc3", "\xc3(",
+        "\xe0\x9f\xbf", "\xe4\xb8", "\xed\xa0\x80", "\xed\xbf\xbf", "\xf0\x8f\xbf\xbf",
+        "\xf0\x9f\x98", "\xf4\x90\x80\x80", "\xf5\x80\x80\x80", "\xf8\x90\x80\x80", "\xff" };
+    uint32_t u;
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
+        size_t bytes = utf8_get(&u, good[i].s, strlen(good[i].s));
+        expect(bytes == good[i].bytes && u == good[i].u, "U+%04X: U+%04X", good[i].u, u);
+        expect(utf8_get(&u, good[i].s, bytes - 1 + (bytes == 1)) == 1, "U+%04X cut", good[i].u);
+    }
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        expect(utf8_get(&u, bad[i], strlen(bad[i])) == 1 && u == UINT32_MAX, "%zu: U+%04X", i, u);
+}
+// Byte pair encoding as it is defined, quadratic: the reference for tok_merge's heap.
+static size_t merge_plainly(const Tokenizer *t, uint32_t *id, const char *s, size_t n) {
+    for (size_t i = 0; i < n; i++) id[i] = t->id_of_byte[(uint8_t)s[i]];
+    for (;;) {
+        size_t best = 0;
+        uint32_t least = TOK_NONE;
+        for (size_t i = 0; i + 1 < n; i++) {
+            uint32_t r = tok_pair(t, id[i], id[i + 1])->rank;
+            if (r < least) { least = r; best = i; }
+        }
+        if (least == TOK_NONE) return n;
+        id[best] = tok_pair(t, id[best], id[best + 1])->id;
+        n--;
+        for (size_t i = best + 1; i < n; i++) id[i] = id[i + 1];
+    }
+}
+static void test_tokenizer_merges_as_the_definition_does(void) {
+    static const char *const letters[] = { "a", "ab", "etaoin shrdlu", "\xd0\xb0\xd0\xb1\xd0\xb2" };
+    const Tokenizer *t = tok_gpt2();
+    if (t == NULL) return;
+    for (int round = 0; round < 400; round++) {
+        char s[600];
+        uint32_t want[600], got[600];
+        const char *set = letters[round % 4];
+        size_t n = 1 + tok_draw(round < 300 ? 100 : 600);
+        for (size_t i = 0; i < n; i++) s[i] = set[tok_draw((uint32_t)strlen(set))];
+        size_t num_want = merge_plainly(t, want, s, n), num_got = tok_merge(t, got, s, n);
+        expect(num_want == num_got && !memcmp(want, got, num_got * sizeof *got),
+               "round %d, %zu bytes", round, n);
+    }
+}
+static void test_tokenizer_returns_any_bytes(void) {
+    const Tokenizer *t = tok_gpt2();
+    Tokenizer bytes_only = tok_load("bytes");
+    enum { MOST = 3000 };
+    char text[MOST];
+    uint32_t ids[MOST];
+    for (int round = 0; round < 300; round++) {
+        size_t bytes = tok_draw(round < 200 ? 40 : MOST);
+        for (size_t i = 0; i < bytes; i++) text[i] = (char)(round % 3 ? tok_draw(256) :
+                                                            0xc0 + tok_draw(0x40));
+        size_t count = tok_encode_copy(&bytes_only, text, bytes, ids), same = count == bytes;
+        for (size_t i = 0; i < count; i++) same &= ids[i] == (uint8_t)text[i];
+        expect(same, "bytes: round %d", round);
+        if (t == NULL) continue;
+        count = tok_encode_copy(t, text, bytes, ids);
+        expect(tok_is_text_again(t, ids, count, text, bytes), "round %d: %zu bytes", round, bytes);
+    }
+    tok_free(&bytes_only);
+}
+static void test_tokenizer_takes_end_of_text_in_a_text_as_text(void) {
+    uint32_t ids[64];
+    const Tokenizer *t = tok_gpt2();
+    Tokenizer bytes_only = tok_load("bytes");
+    expect(bytes_only.vocab_size == 257 && bytes_only.end_of_text == 256, "end %d",
+           bytes_only.end_of_text);
+    expect(tok_encode(&bytes_only, TOK_END, strlen(TOK_END), ids) == strlen(TOK_END), "bytes");
+    tok_free(&bytes_only);
+    if (t == NULL) return;
+    size_t count = tok_encode(t, TOK_END, strlen(TOK_END), ids);
+    expect(count == 7 && ids[0] == 27 && ids[6] == 29, "%zu ids", count);
+}
+static void test_tokenizer_saved_for_hugging_face_is_the_same(void) {
+    static const char *const files[] = { "vocab.json", "merges.txt", "tokenizer.json" };
+    static const char text[] = "It's \"quoted\" \\ \x01 42 caf\xc3\xa9 \xe4\xb8\xad\n\n  x"
+                               "<|endoftext|>";
+    const Tokenizer *gpt2 = tok_gpt2();
+    Tokenizer t[2] = { tok_load("bytes"), gpt2 ? *gpt2 : tok_load("bytes") };
+    for (int k = 0; k < 2; k++) {
+        uint32_t want[sizeof text], got[sizeof text];
+        size_t count = tok_encode(&t[k], text, sizeof text, want);
+        Text saved[3];
+        memset(saved, 0, sizeof saved);
+        for (int i = 0; i < 3; i++) tok_text(&saved[i], &t[k], files[i], 1024);
+        for (int way = 0; way < 2; way++) { // vocab.json and merges.txt; tokenizer.json
+            Tokenizer again;
+            memset(&again, 0, sizeof again);
+            int first = way ? 2 : 0, needs_more = tok_parse(&again, files[first], saved[first].at,
+                                                            saved[first].count);
+            expect(needs_more == !way, "%s", files[first]);
+            if (needs_more) tok_parse(&again, files[1], saved[1].at, saved[1].count);
+            expect(again.vocab_size == t[k].vocab_size && again.end_of_text == t[k].end_of_text,
+                   "%u tokens, end %d", again.vocab_size, again.end_of_text);
+            expect(again.num_pairs == t[k].num_pairs, "%zu merges", again.num_pairs);
+            expect(tok_encode(&again, text, sizeof text, got) == count &&
+                   !memcmp(want, got, count * sizeof *got), "other ids, way %d", way);
+            tok_free(&again);
+        }
+        for (int i = 0; i < 3; i++) free(saved[i].at);
+    }
+    tok_free(&t[0]);
+    if (gpt2 == NULL) tok_free(&t[1]);
+}
+// A quadratic encoder takes 64 times as long for 8 times the text; n log n about 9 to 10 times.
+static double tok_encode_ms(const Tokenizer *t, const char *text, size_t bytes, uint32_t *ids) {
+    double best = INFINITY;
+    for (int i = 0; i < 3; i++) { // of this thread's own time: the machine may be busy
+        struct timespec from, to;
+        clock_gettime(CLOCK_THREAD_CPUTIME_ID, &from);
+        tok_encode(t, text, bytes, ids);
+        clock_gettime(CLOCK_THREAD_CPUTIME_ID, &to);
+        best = fmin(best, 1e3 * (double)(to.tv_sec - from.tv_sec) +
+                          1e-6 * (double)(to.tv_nsec - from.tv_nsec));
+    }
+    return best;
+}
+static void test_tokenizer_time_does_not_explode_in_long_pieces(void) {
+    const Tokenizer *t = tok_gpt2();
+    if (t == NULL) return;
+    enum { SMALL = 30000, LARGE = 8 * SMALL };
+    char *text = (char *)host_alloc(LARGE);
+    uint32_t *ids = (uint32_t *)host_alloc(LARGE * sizeof *ids);
+    for (int kind = 0; kind < 3; kind++) { // one letter; all letters; no letters
+        for (size_t i = 0; i < LARGE; i++)
+            text[i] = (char)(kind == 0 ? 'a' : kind == 1 ? 'a' + tok_draw(26) : '!' + tok_draw(15));
+        double small = tok_encode_ms(t, text, SMALL, ids);
+        double large = tok_encode_ms(t, text, LARGE, ids);
+        expect(large < 32 * small, "kind %d: %.1f ms, 8 times as much %.1f ms", kind, small, large);
+    }
+    free(text);
+    free(ids);
+}
+static void test_tokenizer_is_shared_by_threads(void) {
+    size_t bytes;
+    const Tokenizer *t = tok_gpt2();
+    char *text = test_data("text/tinyshakespeare.txt", &bytes);
+    if (t == NULL || text == NULL) return;
+    bytes = min_size(bytes, 200000);
+    uint32_t *want = (uint32_t *)host_alloc(bytes * sizeof *want);
+    size_t count = tok_encode(t, text, bytes, want);
+    int wrong = 0;
+    #pragma omp parallel for reduction(+ : wrong) num_threads(4)
+    for (int i = 0; i < 8; i++) {
+        uint32_t *got = (uint32_t *)host_alloc(bytes * sizeof *got);
+        wrong += tok_encode(t, text, bytes, got) != count || memcmp(want, got, count * sizeof *got);
+        free(got);
+    }
+    expect(wrong == 0, "%d of 8 differ", wrong);
+    free(text);
+    free(want);
+}
+
+// Refusals. Parses a text that must be refused with a line that contains `wanted`.
+static void expect_refused(const char *wanted, const char *text, size_t bytes) {
+    jmp_buf recover;
+    Tokenizer t; // what a refused file has allocated is not freed: the program would end here
+    memset(&t, 0, sizeof t);
+    die_recovers = &recover;
+    volatile int is_refused = 1;
+    if (setjmp(recover) == 0) {
+        tok_parse(&t, "bad", text, bytes);
+        is_refused = 0;
+    }
+    die_recovers = NULL;
+    expect(is_refused, "\"%.60s\": loaded, wanted: %s", text, wanted);
+    if (is_refused) expect(strstr(die_message, wanted) != NULL, "\"%.60s\": %s", text, die_message);
+}
+static Text tiny_json(const char *model, const char *vocab, const char *merges, const char *more) {
+    Tokenizer bytes_only = tok_load("bytes");
+    Text out = { NULL, 0, 0 }, bytes = { NULL, 0, 0 };
+    tok_text(&bytes, &bytes_only, "vocab.json", 0);
+    bytes.at[--bytes.count] = 0; // without the }
+    text_add(&out, "{\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false},%s"
+             "\"model\":{%s\"vocab\":%s%s},\"merges\":[%s]}}", more, model, bytes.at, vocab,
+             merges);
+    free(bytes.at);
+    tok_free(&bytes_only);
+    return out;
+}
+static void test_tokenizer_refuses_bad_files(void) {
+    static const struct { const char *wanted, *text; } texts[] = {
+        { "0 bytes", "" }, { "no end", "#version: 0.2\na b" }, { "a space between", "ab\n" },
+        { "found 3", "a bc\n" }, { "same", "a b\na b\n" },
+        { "same bytes", "a b\nab c\nb c\na bc\n" },
+        { "a space between", "a b\n\n" }, { "wanted a token in base64", "IQ== 0\nIg==\n" },
+        { "given twice", "IQ== 0\nIg== 0\n" }, { "same bytes", "IQ== 0\nIQ== 1\n" },
+        { "wanted an id below", "IQ== 0\nIg== 70000\n" }, { "token 1 of 4", "IQ== 0\nIg== 2\n" },
+        { "no token for byte", "IQ== 0\nIg== 1\n" }, { "wanted an id", "IQ== 0\n== 1\n" },
+        { "JSON", "{\"a\":" }, { "JSON", "{\"a\":0" }, { "no token for byte 0", "{\"a\":0}" },
+        { "after", "{\"a\":0} x" }, { "no pre_tokenizer", "{\"model\":{\"type\":\"BPE\"}}" },
+        { "WordPiece", "{\"model\":{\"type\":\"WordPiece\",\"vocab\":{\"a\":0}}}" },
+        { "Unigram", "{\"model\":{\"type\":\"Unigram\",\"vocab\":[[\"a\",0]]}}" },
+        { "Sequence", "{\"pre_tokenizer\":{\"type\":\"Sequence\"},\"model\":{}}" } };
+    static const struct { const char *wanted, *model, *vocab, *merges, *more; } jsons[] = {
+        { "normalizer", "", "", "", "\"normalizer\":{\"type\":\"NFC\"}," },
+        { "byte_fallback", "\"byte_fallback\":true,", "", "", "" },
+        { "ignore_merges", "\"ignore_merges\":true,", "", "", "" },
+        { "dropout", "\"dropout\":0.1,", "", "", "" },
+        { "end_of_word_suffix", "\"end_of_word_suffix\":\"</w>\",", "", "", "" },
+        { "given twice", "", ",\"ab\":5", "", "" }, { "same bytes", "", ",\"a\":257", "", "" },
+        { "257 of 259", "", ",\"ab\":258", "", "" },
+        { "id below", "", ",\"ab\":99999999999", "", "" },
+        { "whole number", "", ",\"ab\":-1", "", "" },
+        { "makes no token", "", "", "\"a b\"", "" },
+        { "space between", "", ",\"ab\":257", "\"ab\"", "" },
+        { "a string", "", ",\"ab\":257", "[]", "" },
+        { "a pair", "", ",\"ab\":257", "[\"a\",\"b\",\"c\"]", "" },
+        { "found 1", "", ",\"ab\":257", "\"a b\",[\"a\",\"b\"]", "" },
+        { "found 2 others", "", ",\"ab\":257,\"abc\":258,\"bc\":259",
+          "\"a b\",\"b c\",\"a bc\"", "" },
+        { "found 3", "", ",\"abc\":257", "\"ab c\"", "" } };
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
+        expect_refused(texts[i].wanted, texts[i].text, strlen(texts[i].text));
+    for (size_t i = 0; i < sizeof jsons / sizeof *jsons; i++) {
+        Text json = tiny_json(jsons[i].model, jsons[i].vocab, jsons[i].merges, jsons[i].more);
+        expect_refused(jsons[i].wanted, json.at, json.count);
+        free(json.at);
+    }
+    Text good = tiny_json("", ",\"ab\":257,\"abc\":258", "\"a b\",[\"ab\",\"c\"]",
+                          "\"added_tokens\":[{\"id\":259,\"content\":\"foo\"}],");
+    Tokenizer t;
+    memset(&t, 0, sizeof t);
+    uint32_t ids[8];
+    tok_parse(&t, "good", good.at, good.count);
+    expect(tok_encode(&t, "abcab", 5, ids) == 2 && ids[0] == 258 && ids[1] == 257, "a good one");
+    expect(tok_encode(&t, "foo", 3, ids) == 3 && ids[0] == 'f', "an added token in a text is text");
+    for (size_t bytes = 0; bytes < good.count; bytes += 7) { // cut short anywhere
+        char *cut = text_of("%.*s", (int)bytes, good.at);
+        expect_refused("bad: ", cut, bytes);
+        free(cut);
+    }
+    tok_free(&t);
+    free(good.at);
+}
+static void test_tokenizer_refuses_a_cut_or_changed_llmc_file(void) {
+    size_t bytes;
+    char *text = test_data("llmc_bin/gpt2_tokenizer.bin", &bytes);
+    if (text == NULL) return;
+    static const size_t cuts[] = { 0, 3, 1023, 1024, 1025, 2000, 100000 };
+    for (size_t i = 0; i < sizeof cuts / sizeof *cuts; i++) {
+        char *cut = (char *)malloc(cuts[i] + 1);
+        memcpy(cut, text, cuts[i]);
+        cut[cuts[i]] = 0;
+        expect_refused(cuts[i] == 0 ? "no vocab.bpe" : "cut short", cut, cuts[i]);
+        free(cut);
+    }
+    expect_refused("cut short", text, bytes - 1);
+    text[4] = 9;
+    expect_refused("version 9", text, bytes);
+    text[4] = 2;
+    text[11] = 0x7f; // two billion tokens
+    expect_refused("cut short", text, bytes);
+    text[11] = 0;
+    text[8]--;
+    expect_refused("tokens end at", text, bytes);
+    free(text);
+}
+
 // --- the list ---
 #define TESTS(X) \
     X(test_exp_is_within_2_ulp) X(test_gelu_matches_its_tanh_form) \
@@ -1207,7 +1650,18 @@ static void test_flags_accept_both_spellings(void) {
     X(test_plan_equals_what_is_allocated) X(test_cached_logits_equal_the_training_pass) \
     X(test_permute_is_a_permutation) X(test_an_epoch_uses_every_window_once) \
     X(test_sampling_keeps_to_top_k_and_top_p) \
-    X(test_json_reads_what_it_writes_and_refuses_the_rest) X(test_flags_accept_both_spellings)
+    X(test_json_reads_what_it_writes_and_refuses_the_rest) X(test_flags_accept_both_spellings) \
+    X(test_tokenizer_gives_gpt2_ids_of_917_strings) \
+    X(test_tokenizer_gives_llama_cpp_ids_of_46_strings) \
+    X(test_tokenizer_gives_llmc_ids_of_tinyshakespeare) \
+    X(test_tokenizer_files_of_every_kind_agree) \
+    X(test_tokenizer_cuts_pieces_as_the_pattern_does) X(test_tokenizer_tables_are_unicode_16) \
+    X(test_utf8_is_read_strictly) \
+    X(test_tokenizer_merges_as_the_definition_does) X(test_tokenizer_returns_any_bytes) \
+    X(test_tokenizer_takes_end_of_text_in_a_text_as_text) \
+    X(test_tokenizer_saved_for_hugging_face_is_the_same) \
+    X(test_tokenizer_time_does_not_explode_in_long_pieces) X(test_tokenizer_is_shared_by_threads) \
+    X(test_tokenizer_refuses_bad_files) X(test_tokenizer_refuses_a_cut_or_changed_llmc_file)
 
 static int num_passed = 0, num_failed = 0, num_skipped = 0;
 static void run_test(const char *name, void (*test)(void)) {

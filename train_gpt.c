@@ -3046,13 +3046,13 @@ static void tok_read_llmc(Tokenizer *t, const char *text, size_t bytes) {
     tok_check(header[1] == 1 || header[1] == 2, "version %u, wanted 1 or 2", header[1]);
     size_t at = 1024;
     for (uint32_t id = 0; id < header[2]; id++) { // a byte with the length, the bytes
-        size_t count = at < bytes ? (uint8_t)text[at++] : 0;
-        tok_check(count <= bytes - at, "%zu bytes, cut short in token %u of %u", bytes, id,
-                  header[2]);
-        tok_add(t, id, text + at, count);
-        at += count;
+        size_t count = at < bytes ? (uint8_t)text[at] : 0;
+        tok_check(at < bytes && count < bytes - at, "%zu bytes, cut short in token %u of %u", bytes,
+                  id, header[2]);
+        tok_add(t, id, text + at + 1, count);
+        at += 1 + count;
     }
-    tok_check(at == bytes, "%zu bytes after the last token", bytes - at);
+    tok_check(at == bytes, "%zu bytes, but %u tokens end at %zu", bytes, header[2], at);
     tok_add_merges(t);
 }
 
@@ -3120,11 +3120,12 @@ static int tok_read_json(Tokenizer *t, Json top) {
 static int tok_parse(Tokenizer *t, const char *path, const char *text, size_t bytes) {
     const char *second = text + strcspn(text, " \n"); // in a first line like "IQ== 0"
     int is_json = t->tokens == NULL && text[strspn(text, " \t\r\n")] == '{';
-    int is_llmc = bytes >= 1024 && !memcmp(text, "\xc8\xd7\x34\x01", 4); // 20240328
-    int is_ranks = *second == ' ' && strspn(second, " 0123456789") == strcspn(second, "\n");
+    int is_llmc = bytes >= 16 && !memcmp(text, "\xc8\xd7\x34\x01", 4); // 20240328
+    int is_ranks = *second == ' ' && isdigit((unsigned char)second[1]) &&
+                   second[1 + strspn(second + 1, "0123456789")] == '\n';
     size_t room = 257;
     for (size_t i = 0; i < bytes; i++) room += text[i] == (is_json ? ':' : '\n');
-    if (t->tokens == NULL) *t = tok_new(is_llmc ? bytes / 2 : room);
+    if (t->tokens == NULL) *t = tok_new(is_llmc ? bytes / 2 + 1 : room);
     free(t->name);
     t->name = text_of("%s", path);
     tok_check(is_llmc || (bytes > 0 && strlen(text) == bytes), "%zu bytes: no vocab.bpe, "
