@@ -180,7 +180,7 @@ test_slow_rank_is_left_alone() {        # stopped for less than the time out
     until_step 5
     stopped=$(rank_pid 1)
     kill -STOP "$stopped"
-    sleep 1
+    sleep 2
     kill -CONT "$stopped"
     finish
     want 0
