@@ -5,8 +5,8 @@
 //   timing    takes turns: every rung once, then every rung again, so that other work on the
 //             machine hurts all alike; the caches are emptied before each. Slow rungs run 3 times
 //   rates     are computed from the best time, as the bounds are; the median stands beside it
-//   bounds    the peak of registers, or the bandwidth of a sweep, which also empties the caches:
-//             it is measured as often, between the rungs
+//   bounds    the peak, or the bandwidth of the sweep that empties the caches: the best seen so
+//             far, measured again between the rungs
 //   argument  --check: small shapes, correctness only
 // Only single precision: floatX is float.
 #define GPT_NO_MAIN
@@ -96,6 +96,13 @@ static void stream_time(double *bandwidth, void (*run)(void), int arrays) {
 static void time_read(void) { stream_time(&read_bandwidth, stream_read, 1); }
 static void time_copy(void) { stream_time(&copy_bandwidth, stream_copy, 2); }
 static void time_adamw(void) { stream_time(&adamw_bandwidth, stream_adamw, 7); }
+static void time_peaks(void) {
+    matmul_bf16 = 0;
+    peak_real = fmax(peak_real, dev_peak_flops());
+    matmul_bf16 = 1;
+    peak_bf16 = fmax(peak_bf16, dev_peak_flops());
+    matmul_bf16 = 0;
+}
 static void ladder_start(int argc, char **argv) {
     check(argc == 1 || (argc == 2 && !strcmp(argv[1], "--check")), EXIT_USAGE,
           "usage: %s [--check]", argv[0]);
@@ -104,13 +111,7 @@ static void ladder_start(int argc, char **argv) {
     if (is_check) return;
     for (int i = 0; i < 4; i++) stream[i] = ladder_random(STREAM, (uint64_t)i, 1, 0);
     for (int i = 0; i < 20; i++) time_read(), time_copy(), time_adamw();
-    for (int i = 0; i < 5; i++) {
-        matmul_bf16 = 0;
-        peak_real = fmax(peak_real, dev_peak_flops());
-        matmul_bf16 = 1;
-        peak_bf16 = fmax(peak_bf16, dev_peak_flops());
-    }
-    matmul_bf16 = 0;
+    for (int i = 0; i < 4; i++) time_peaks();
     printf("At the start: %d threads; peak %.0f GFLOP/s, %.0f with bf16; read %.1f, copy %.1f, "
            "AdamW-like sweep %.1f GB/s\n", omp_get_max_threads(), 1e-9 * peak_real,
            1e-9 * peak_bf16, 1e-9 * read_bandwidth, 1e-9 * copy_bandwidth, 1e-9 * adamw_bandwidth);
@@ -163,7 +164,8 @@ static void ladder_climb(const Ladder *l, const Rung *rungs, size_t count) {
                              rungs[r].name, worst);
     }
     if (is_check) return;
-    for (int turn = 0; turn < MANY; turn++)
+    for (int turn = 0; turn < MANY; turn++) {
+        if (turn < FEW) time_peaks();
         for (size_t r = 0; r < count; r++) {
             if (turn >= FEW && spent[r] > BUDGET_MS) continue;
             l->bandwidth == &adamw_bandwidth ? time_adamw() : time_copy(); // empties the caches
@@ -171,6 +173,7 @@ static void ladder_climb(const Ladder *l, const Rung *rungs, size_t count) {
             rung_run(&rungs[r]);
             spent[r] += ms[r][times[r]++] = now_ms() - start;
         }
+    }
     printf("\n**%s**, %s, bound by %s %.1f G%s/s\n\n| rung | error | median ms | best ms | GFLOP/s "
            "| GB/s | %% of bound |\n|---|---|---|---|---|---|---|\n", l->op, l->shape,
            l->bandwidth == &adamw_bandwidth ? "the sweep's" : l->bandwidth ? "copying at" :

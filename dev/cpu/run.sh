@@ -48,7 +48,8 @@ table=$(mktemp) page=$(mktemp)
 trap 'rm -f "$table" "$page"' EXIT
 cpu=$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo 2>/dev/null | head -n 1)
 {   echo
-    echo "${cpu:-$(uname -m)}, $(date +%Y-%m-%d), $($CC --version | head -n 1), $FLAGS."
+    echo "\`${OMP_NUM_THREADS:+OMP_NUM_THREADS=$OMP_NUM_THREADS }make ladders-cpu\` on" \
+        "${cpu:-$(uname -m)}, $(date +%Y-%m-%d); $($CC --version | head -n 1), $FLAGS."
     for ladder in $ladders; do
         printf '\n### %s\n\n' "$ladder"
         "$B/ladder_$ladder"
