@@ -2377,9 +2377,11 @@ static uint64_t watchdog_look(Watched *all, uint64_t beat) { // returns all mark
     ssize_t written = pwrite(watch.fd, &own, sizeof own, (off_t)((size_t)rank * sizeof own));
     if (written != sizeof own) return beat; // unknown
     for (int r = 0; r < ranks; r++) {
-        uint64_t before = all[r].now.beat;
-        ssize_t got = pread(watch.fd, &all[r].now, sizeof own, (off_t)((size_t)r * sizeof own));
-        all[r].silent = got != sizeof own || all[r].now.beat == before ? all[r].silent + 1 : 0;
+        Record now = all[r].now;
+        ssize_t got = pread(watch.fd, &now, sizeof now, (off_t)((size_t)r * sizeof now));
+        int is_new = got == sizeof now && now.beat != all[r].now.beat;
+        all[r].silent = is_new ? 0 : all[r].silent + 1;
+        if (is_new) all[r].now = now;
         marks += all[r].now.marks;
     }
     return marks;
