@@ -709,11 +709,11 @@ static const char *const group_titles[NUM_GROUPS] = {
     X(S, out,               SAVE,   "out",    0, 0,       "folder of checkpoints and log") \
     X(I, save_every,        SAVE,   "500",    0, 1e12,    "steps; 0: only at the end") \
     X(I, keep,              SAVE,   "2",      0, 1e6,     "newest checkpoints; 0: write none") \
-    X(I, keep_every,        SAVE,   "0",      0, 1e12,    "steps; these are kept for good; 0: off") \
+    X(I, keep_every,        SAVE,   "0",      0, 1e12,    "steps; these are kept for good") \
     X(I, timeout,           ROBUST, "600",    0, 1e6,     "s without progress of a rank; 0: off") \
-    X(I, skip_nonfinite,    ROBUST, "10",     1, 1e6,     "bad steps in a row: go back") \
+    X(I, skip_nonfinite,    ROBUST, "10",     1, 1e6,     "bad steps in a row: back, stop") \
     X(F, spike_zscore,      ROBUST, "6",      0, 1e6,     "skip steps this far off; 0: off") \
-    X(I, check_replicas,    ROBUST, "100",    0, 1e12,    "steps; compare ranks' weights; 0: off") \
+    X(I, check_replicas,    ROBUST, "100",    0, 1e12,    "steps; compare the ranks; 0: off") \
     X(S, inject,            ROBUST, "",       0, 0,       "a fault, for tests only (15.2)")
 
 typedef int64_t FLAG_I, FLAG_B;
@@ -3809,9 +3809,8 @@ static int ckpt_save(const Model *model, const State *state, const Flags *f,
     if (error) remove_folder(folder);
     size_t count;
     uint64_t *steps = ckpt_list(f->out, &count);
-    for (size_t k = 0, kept = 0; !error && k < count; k++) {
+    for (size_t k = (size_t)f->keep; !error && k < count; k++) {
         if (f->keep_every > 0 && steps[k] % (uint64_t)f->keep_every == 0) continue;
-        if (kept++ < (size_t)f->keep) continue;
         char *old = ckpt_path(f->out, steps[k], "");
         remove_folder(old);
         free(old);
@@ -4161,8 +4160,8 @@ static Evaluation evaluate(Run *run, Data *d, uint64_t max_samples) {
 static struct { char kind[8]; uint64_t step, count; int rank; } fault;
 
 static void inject_parse(const char *text) {
-    int used = 0, more = 0, fields = sscanf(text, "%7[a-z]@%" SCNu64 "%n", fault.kind, &fault.step,
-                                            &used);
+    int used = 0, more = 0, fields;
+    fields = sscanf(text, "%7[a-z]@%" SCNu64 "%n", fault.kind, &fault.step, &used);
     fault.count = 1;
     if (sscanf(text + used, "x%" SCNu64 "%n", &fault.count, &more) == 1) used += more;
     if (sscanf(text + used, ":%d%n", &fault.rank, &more) == 1) used += more;
@@ -4206,15 +4205,15 @@ static int is_spike(const double *window, uint64_t count, double x, double zscor
 static void train_apply(Run *run) {
     State *state = &run->state;
     const Flags *f = &run->flags;
-    double *window = state->window;
+    double *losses = state->window, *norms = losses + WINDOW;
     int is_finite = isfinite(run->loss) && isfinite(run->norm);
     int is_off = is_finite &&
-        (is_spike(window, state->window_count, run->loss, f->spike_zscore) ||
-         is_spike(window + WINDOW, state->window_count, run->norm, f->spike_zscore));
+        (is_spike(losses, state->window_count, run->loss, f->spike_zscore) ||
+         is_spike(norms, state->window_count, run->norm, f->spike_zscore));
     if (is_finite && !is_off) {
         size_t at = (size_t)(state->window_count++ % WINDOW);
-        window[at] = run->loss;
-        window[WINDOW + at] = run->norm;
+        losses[at] = run->loss;
+        norms[at] = run->norm;
         gpt_update(&run->model, f, lr_at(f, state->step), run->norm, ++state->updates);
         state->skipped_in_row = 0;
         return;
@@ -4335,8 +4334,7 @@ static void run_check_replicas(const Run *run) {
     for (int r = 0, alike; r < ranks; r++) {
         alike = 0;
         for (int other = 0; other < ranks; other++) alike += hashes[r] == hashes[other];
-        if (alike > most) usual = hashes[r];
-        if (alike > most) most = alike;
+        if (alike > most) { usual = hashes[r]; most = alike; }
     }
     Text odd = { NULL, 0, 0 };
     for (int r = 0; r < ranks && most < ranks; r++)
@@ -4373,11 +4371,11 @@ static void run_roll_back(Run *run) {
     State now = run->state, *state = &run->state;
     Ckpt ckpt;
     int has_ckpt = now.rollbacks == 0 && ckpt_open_newest(&ckpt, run->flags.out);
-    check(has_ckpt, EXIT_NUMERICS, "%" PRIu64 " steps in a row with a NaN, an Inf or a spike, %s; "
-          "the last checkpoint is good: lower --lr, or look at the data", now.skipped_in_row,
-          now.rollbacks ? "for the second time" : "and there is no checkpoint to go back to");
     say("warning: step %" PRIu64 ": %" PRIu64 " bad steps in a row\n", now.step,
         now.skipped_in_row);
+    check(has_ckpt, EXIT_NUMERICS, "%" PRIu64 " steps in a row with a NaN, an Inf or a spike, %s; "
+          "lower --lr, or look at the data", now.skipped_in_row,
+          now.rollbacks ? "for the second time" : "and there is no checkpoint to go back to");
     run_load(run, &ckpt, 1);
     state->samples = now.samples;
     state->tokens = now.tokens;
@@ -4390,11 +4388,10 @@ static void run_roll_back(Run *run) {
     clock_lap(&run->clock, PHASE_checkpoint);
 }
 static void report_time(const Run *run) {
-    const double *ms = run->clock.all_ms, all = now_ms() - run->start_ms;
+    const double *ms = run->clock.all_ms, percent = (now_ms() - run->start_ms) / 100;
     say("time: %.1f s, effective for training %.1f %%; checkpoints %.1f %%, communication %.1f %%, "
-        "validation %.1f %%\n", 1e-3 * all, 100 * run->useful_ms / all,
-        100 * ms[PHASE_checkpoint] / all, 100 * ms[PHASE_exchange] / all,
-        100 * ms[PHASE_validation] / all);
+        "validation %.1f %%\n", percent / 10, run->useful_ms / percent, ms[PHASE_checkpoint] /
+        percent, ms[PHASE_exchange] / percent, ms[PHASE_validation] / percent);
 }
 static int is_due(int64_t every, uint64_t step, int is_last) {
     return every > 0 && (is_last || step % (uint64_t)every == 0);
