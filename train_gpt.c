@@ -699,6 +699,7 @@ static const char *const group_titles[NUM_GROUPS] = {
     X(I, recompute,         TRAIN,  "0",      0, 3,       "redo: 1 GELU, 2 +layernorms, 3 layers") \
     X(I, val_every,         WATCH,  "250",    0, 1e12,    "steps; 0: off") \
     X(I, val_batches,       WATCH,  "0",      0, 1e12,    "micro-batches; 0: the whole set") \
+    X(S, hellaswag,         WATCH,  "",       0, 0,       "llm.c's file of examples: accuracy") \
     X(I, sample_every,      WATCH,  "0",      0, 1e12,    "steps; 0: off") \
     X(I, sample_tokens,     WATCH,  "256",    1, 1e9,     "tokens of a sample") \
     X(S, prompt,            WATCH,  "",       0, 0,       "start of the samples during training") \
@@ -2057,6 +2058,7 @@ typedef struct {
     Layout layout;
     ActInfo act_infos[NUM_ACTS];
     BUFFERS(BUFFER_FIELD)
+    real *losses;         // (B*T) on the host, of the last gpt_head
 } Model;
 
 // Elements of m, v or master that this rank keeps for `count` elements of weights.
@@ -2085,11 +2087,13 @@ static void gpt_alloc(Model *model) {
 #define BUFFER_ALLOC(name, type, ...) \
     model->name = (type *)dev_alloc(infos[BUF_##name].bytes, infos[BUF_##name].what);
     BUFFERS(BUFFER_ALLOC)
+    model->losses = (real *)host_alloc(model->B * model->T * sizeof(real));
     ops_init(max_size(model->T, model->cache_T), model->config.C / model->config.NH);
 }
 static void gpt_free(Model *model) {
 #define BUFFER_FREE(name, ...) dev_free(model->name);
     BUFFERS(BUFFER_FREE)
+    free(model->losses);
     ops_free();
 }
 
@@ -2217,7 +2221,8 @@ static double gpt_head(Model *model, const int32_t *targets, size_t N, real dlos
                             accumulate || n > 0);
     }
     double sum = 0;
-    for (size_t n = 0; n < N; n++) sum += a.losses[n]; // in order: the same bits every time
+    to_host(model->losses, a.losses, N * sizeof(real));
+    for (size_t n = 0; n < N; n++) sum += model->losses[n]; // in order: the same bits every time
     return sum;
 }
 
@@ -4152,6 +4157,65 @@ static Evaluation evaluate(Run *run, Data *d, uint64_t max_samples) {
     return e;
 }
 
+// HellaSwag (Zellers et al. 2019): the completion with the least mean loss should be the right one.
+// llm.c's file: 256 int32 {20240522, 1, examples, ..}; then of each example, in uint16: 65535, its
+// bytes, number, right one, completions; tokens of the context, then of each completion, counts
+// first. The ranks share out the examples. Returns the share that is right.
+static double hellaswag(Run *run) {
+    enum { MAGIC = 20240522, FIXED = 6 };
+    const char *path = run->flags.hellaswag;
+    size_t bytes, right = 0, T = run->model.T, V = run->model.config.V;
+    char *text = in_read_all(path, (size_t)1 << 30, &bytes);
+    int32_t header[3] = { 0, 0, 0 }, *tokens = run->batch, *targets = run->batch + T;
+    if (bytes >= 1024) memcpy(header, text, sizeof header);
+    check(header[0] == MAGIC && header[1] == 1 && header[2] > 0 && bytes % 2 == 0, EXIT_INPUT,
+          "%s: no HellaSwag file: magic, version, examples are %d %d %d, want %d 1 and > 0", path,
+          header[0], header[1], header[2], MAGIC);
+    const uint16_t *at = (const uint16_t *)(const void *)(text + 1024);
+    const uint16_t *end = at + (bytes - 1024) / 2;
+    for (int k = 0; k < header[2]; k++) {
+        const uint16_t *e = at;
+        check(end - at >= FIXED && e[0] == 65535 && e[3] < e[4] && at + e[1] / 2 <= end &&
+              e[1] / 2 > FIXED + e[5], EXIT_INPUT, "%s: example %d is damaged or cut short", path,
+              k);
+        at += e[1] / 2;
+        const uint16_t *context = e + FIXED, *next = context + e[5];
+        double best = INFINITY;
+        int chosen = -1;
+        for (int c = 0; c < e[4]; c++, next += 1 + next[0]) {
+            check(next < at && next + next[0] < at && next[0] > 0, EXIT_INPUT, "%s: completion %d "
+                  "of example %d leaves the example", path, c, k);
+            size_t n = (size_t)e[5] + next[0]; // tokens; the last one is only a target
+            check(e[5] > 0 && n - 1 <= T, EXIT_USAGE, "%s: example %d has %zu tokens: --seq_len "
+                  "%zu is too short", path, k, n, T);
+            for (size_t i = 0; i < n; i++) {
+                int32_t token = i < e[5] ? context[i] : next[1 + i - e[5]];
+                check((size_t)token < V, EXIT_INPUT, "%s: example %d: token %d, the model's "
+                      "vocab_size is %zu", path, k, token, V);
+                if (i + 1 < n) tokens[i] = token;
+                if (i > 0) targets[i - 1] = token;
+            }
+            if (k % ranks != rank) continue;
+            double loss = 0;
+            to_dev(run->model.tokens, run->batch, 2 * T * sizeof(int32_t));
+            gpt_forward(&run->model, run->model.tokens, 1, n - 1);
+            gpt_head(&run->model, run->model.tokens + T, n - 1, 0, 0);
+            for (size_t i = e[5] - 1u; i < n - 1; i++)
+                loss += (double)run->model.losses[i] / next[0];
+            if (loss < best) { best = loss; chosen = c; }
+        }
+        right += chosen == e[3];
+        progress_mark("a HellaSwag example");
+    }
+    double *counts = (double *)host_alloc((size_t)ranks * sizeof(double)), sum = 0;
+    counts[rank] = (double)right;
+    comm_sum(counts, (size_t)ranks);
+    for (int r = 0; r < ranks; r++) sum += counts[r];
+    free(counts);
+    free(text);
+    return sum / header[2];
+}
+
 // --- 15.2 one step ---
 // --inject KIND@STEP[xCOUNT][:RANK], for tests: in COUNT steps from STEP on, in that rank,
 //   nan, inf, spike   the gradients are multiplied by NaN, Inf, 100 (spike: the loss as well)
@@ -4310,6 +4374,15 @@ static void report_step(Run *run, double ms) {
     log_line(&run->log, &t);
 }
 static void report_validation(Run *run) {
+    if (*run->flags.hellaswag) {
+        double accuracy = hellaswag(run);
+        char *line = text_of("step %" PRIu64 " | HellaSwag %.4f", run->state.step, accuracy);
+        print_line(run, line, 0);
+        free(line);
+        Text t = { NULL, 0, 0 };
+        text_add(&t, "{\"step\":%" PRIu64 ",\"hellaswag\":%.9g}", run->state.step, accuracy);
+        log_line(&run->log, &t);
+    }
     if (!run->has_val) return;
     Evaluation e = evaluate(run, &run->val, (uint64_t)run->flags.val_batches * run->model.B);
     char *line = text_of("step %" PRIu64 " | validation loss %.4f | %.4f bits per byte",
@@ -4404,6 +4477,18 @@ static int run_agree(Run *run) {
     comm_max_int(asked, 2);
     if (asked[1]) run_save(run);
     return (int)asked[0];
+}
+static void print_evaluation(Run *run) { // --eval: one JSON object
+    const Flags *f = &run->flags;
+    Text t = { NULL, 0, 0 };
+    if (run->has_val) {
+        Evaluation e = evaluate(run, &run->val, (uint64_t)(f->val_batches * f->batch_size));
+        text_add(&t, ",\"val_loss\":%.9g,\"bits_per_byte\":%.9g,\"tokens\":%" PRIu64, e.loss,
+                 e.bits_per_byte, e.tokens);
+    }
+    if (*f->hellaswag) text_add(&t, ",\"hellaswag\":%.9g", hellaswag(run));
+    if (rank == 0) printf("{%s}\n", t.at + 1);
+    free(t.at);
 }
 // Returns the exit code.
 static int train(Run *run) {
@@ -4721,7 +4806,8 @@ static void run_open(Run *run, const Flags *given) {
     model->cache_T = f->given[F_sample] || f->sample_every > 0 ? model->config.maxT : 0;
     if (f->plan) return;
     if (!f->given[F_sample]) data_setup(run);
-    check(!f->eval || run->has_val, EXIT_USAGE, "--eval needs --val FILE");
+    check(!f->eval || run->has_val || *f->hellaswag, EXIT_USAGE, "--eval needs --val or "
+          "--hellaswag");
     run->state.train_crc = run->train.crc;
     run->state.train_tokens = run->train.count;
     matmul_bf16 = !strcmp(f->matmul, "bf16");
@@ -4757,9 +4843,7 @@ int main(int argc, char **argv) {
     else if (f->given[F_sample] && rank == 0)
         gpt_sample(&run.model, &run.tokenizer, f, f->sample, (size_t)f->sample_tokens, 0, stdout);
     else if (f->eval) {
-        Evaluation e = evaluate(&run, &run.val, (uint64_t)(f->val_batches * f->batch_size));
-        if (rank == 0) printf("{\"val_loss\":%.9g,\"bits_per_byte\":%.9g,\"tokens\":%" PRIu64
-                              "}\n", e.loss, e.bits_per_byte, e.tokens);
+        print_evaluation(&run);
     } else if (run.model.is_trained && !f->plan) code = train(&run);
     check(fflush(stdout) == 0 && !ferror(stdout), EXIT_IO, "cannot write to standard output: %s",
           strerror(errno));
