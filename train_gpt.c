@@ -3766,6 +3766,9 @@ static uint64_t *ckpt_list(const char *out, size_t *count) {
     if (dir != NULL) closedir(dir);
     return steps;
 }
+enum { NUM_TEXTS = 5 };
+static const char *const ckpt_texts[NUM_TEXTS] = {
+    "config.json", "vocab.json", "merges.txt", "tokenizer.json", "tokenizer_config.json" };
 // Returns 0 when the checkpoint is whole, on the disk and under its name; otherwise an errno, and
 // the folder is as it was.
 static int ckpt_save(const Model *model, const State *state, const Flags *f,
@@ -3775,16 +3778,20 @@ static int ckpt_save(const Model *model, const State *state, const Flags *f,
     char *model_file = text_of("%s/model.safetensors", folder);
     char *state_file = text_of("%s/train_state.safetensors", folder);
     Text meta = { NULL, 0, 0 }, values = { NULL, 0, 0 };
-    Text config = config_json(&model->config, tokenizer);
-    uint32_t model_crc = 0, config_crc = crc32c(0, config.at, config.count), state_crc;
+    uint32_t model_crc = 0, text_crc = 0, state_crc;
     remove_folder(folder);
     int error = mkdir(folder, 0777) != 0 ? errno : 0;
-    if (!error) error = write_text(folder, "config.json", &config);
+    for (size_t i = 0; i < NUM_TEXTS; i++) {
+        Text text = i > 0 ? (Text){ NULL, 0, 0 } : config_json(&model->config, tokenizer);
+        if (i > 0) tok_text(&text, tokenizer, ckpt_texts[i], model->config.maxT);
+        text_crc = crc32c(text_crc, text.at, text.count);
+        if (!error) error = write_text(folder, ckpt_texts[i], &text);
+        free(text.at);
+    }
     int late = st_save(model_file, model, "w", "", &model_crc);
     if (!error) error = late;
     flags_add_json(&values, f);
-    text_add(&meta, ",\"model_crc\":\"%u\",\"config_crc\":\"%u\",\"flags\":", model_crc,
-        config_crc);
+    text_add(&meta, ",\"model_crc\":\"%u\",\"text_crc\":\"%u\",\"flags\":", model_crc, text_crc);
     text_add_quoted(&meta, values.at);
 #define STATE_SAVE(name) text_add(&meta, ",\"" #name "\":\"%" PRIu64 "\"", state->name);
     STATE(STATE_SAVE)
@@ -3797,14 +3804,6 @@ static int ckpt_save(const Model *model, const State *state, const Flags *f,
     text_add(&meta, "\"");
     late = st_save(state_file, model, "mv", meta.at, &state_crc);
     if (!error) error = late;
-    static const char *const files[] = { "vocab.json", "merges.txt", "tokenizer.json",
-                                         "tokenizer_config.json" };
-    for (int i = 0; i < 4 && !error; i++) {
-        Text text = { NULL, 0, 0 };
-        tok_text(&text, tokenizer, files[i], model->config.maxT);
-        error = write_text(folder, files[i], &text);
-        free(text.at);
-    }
     if (!error) error = sync_folder(folder);
     struct stat st;
     // the same step again, after a rollback
@@ -3822,7 +3821,6 @@ static int ckpt_save(const Model *model, const State *state, const Flags *f,
     }
     free(steps);
     free(folder); free(name); free(model_file); free(state_file); free(meta.at); free(values.at);
-    free(config.at);
     return error;
 }
 static int ckpt_give(const Model *model) { // meanwhile, on the other ranks: the same buckets
@@ -3933,12 +3931,16 @@ static void ckpt_verify(Ckpt *c, uint64_t step) {
     check(c->model.has_crc && c->state.has_crc, EXIT_INPUT, "%s: no CRC in a header", c->folder);
     check(ckpt_number(c, "model_crc") == c->model.header_crc, EXIT_INPUT, "%s: belongs to another "
           "checkpoint than %s", model_file, state_file);
-    size_t config_bytes;
-    char *config_file = text_of("%s/config.json", c->folder);
-    char *config = in_read_all(config_file, 1 << 20, &config_bytes);
-    check(ckpt_number(c, "config_crc") == crc32c(0, config, config_bytes), EXIT_INPUT,
-          "%s: its CRC-32C is not the one in train_state.safetensors: damaged", config_file);
-    free(config);
+    uint32_t crc = 0;
+    for (size_t i = 0, bytes; i < NUM_TEXTS; i++) {
+        char *file = text_of("%s/%s", c->folder, ckpt_texts[i]);
+        char *text = in_read_all(file, 1 << 28, &bytes);
+        crc = crc32c(crc, text, bytes);
+        free(text);
+        free(file);
+    }
+    check(ckpt_number(c, "text_crc") == crc, EXIT_INPUT, "%s: config.json or a file of the "
+          "tokenizer is damaged: another CRC-32C than in train_state.safetensors", c->folder);
     for (int k = 0; k < 2; k++) {
         const St *st = k ? &c->state : &c->model;
         for (size_t i = 0; i < st->num_tensors; i++) free(st_bytes(st, &st->tensors[i]));
