@@ -713,7 +713,7 @@ static const char *const group_titles[NUM_GROUPS] = {
     X(I, keep_every,        SAVE,   "0",      0, 1e12,    "steps; these are kept for good") \
     X(I, timeout,           ROBUST, "600",    0, 1e6,     "s without progress of a rank; 0: off") \
     X(I, skip_nonfinite,    ROBUST, "10",     1, 1e6,     "bad steps in a row: back, stop") \
-    X(F, spike_zscore,      ROBUST, "6",      0, 1e6,     "skip steps this far off; 0: off") \
+    X(F, spike_zscore,      ROBUST, "8",      0, 1e6,     "skip steps this far off; 0: off") \
     X(I, check_replicas,    ROBUST, "100",    0, 1e12,    "steps; compare the ranks; 0: off") \
     X(S, inject,            ROBUST, "",       0, 0,       "a fault, for tests only (15.2)")
 
@@ -4177,9 +4177,9 @@ static double hellaswag(Run *run) {
     const uint16_t *end = at + (bytes - 1024) / 2;
     for (int k = 0; k < header[2]; k++) {
         const uint16_t *e = at;
-        check(end - at >= FIXED && e[0] == 65535 && e[3] < e[4] && at + e[1] / 2 <= end &&
-              e[1] / 2 > FIXED + e[5], EXIT_INPUT, "%s: example %d is damaged or cut short", path,
-              k);
+        check(end - at >= FIXED && e[0] == 65535 && e[3] < e[4] && e[1] / 2 <= end - at &&
+              e[5] > 0 && e[1] / 2 > FIXED + e[5], EXIT_INPUT, "%s: example %d is damaged or cut "
+              "short", path, k);
         at += e[1] / 2;
         const uint16_t *context = e + FIXED, *next = context + e[5];
         double best = INFINITY;
@@ -4188,7 +4188,7 @@ static double hellaswag(Run *run) {
             check(next < at && next + next[0] < at && next[0] > 0, EXIT_INPUT, "%s: completion %d "
                   "of example %d leaves the example", path, c, k);
             size_t n = (size_t)e[5] + next[0]; // tokens; the last one is only a target
-            check(e[5] > 0 && n - 1 <= T, EXIT_USAGE, "%s: example %d has %zu tokens: --seq_len "
+            check(n - 1 <= T, EXIT_USAGE, "%s: example %d has %zu tokens: --seq_len "
                   "%zu is too short", path, k, n, T);
             for (size_t i = 0; i < n; i++) {
                 int32_t token = i < e[5] ? context[i] : next[1 + i - e[5]];
