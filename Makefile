@@ -82,8 +82,8 @@ test-emu:
 # Fuzzing of the readers, FUZZ_SECONDS each; which lines of them the bad files of the tests pass.
 FUZZ = clang -std=gnu11 -g -O1 -w -fno-math-errno dev/test/fuzz.c -lm -fsanitize=fuzzer
 fuzz: $(B)/train_gpt
-	$(FUZZ),address,undefined -fno-sanitize-recover=undefined -o $(B)/fuzz
-	@B=$(B) dev/test/fuzz.sh $(B)/fuzz
+	$(FUZZ),address,undefined -fno-sanitize-recover=undefined -o $(B)/fuzz_gpt
+	@B=$(B) dev/test/fuzz.sh $(B)/fuzz_gpt
 coverage: $(B)/train_gpt
 	$(FUZZ) -O0 -fprofile-instr-generate -fcoverage-mapping -o $(B)/fuzz_coverage
 	@B=$(B) dev/test/fuzz.sh --coverage $(B)/fuzz_coverage

@@ -50,7 +50,8 @@ done
     printf '\015<|endoftext|>'; } >llmc && with_text llmc llmc
 printf '#version: 0.2\nh e\nl l\nhe ll\n' >merges && with_text merges merges
 for target in shard safetensors config tokenizer; do
-    LLVM_PROFILE_FILE=$target.profraw FUZZ=$target "$program" -rss_limit_mb=512 -malloc_limit_mb=64 -max_len=40000 -timeout=10 \
+    LLVM_PROFILE_FILE=$target.profraw FUZZ=$target "$program" -max_len=40000 -timeout=10 \
+        -rss_limit_mb=512 -malloc_limit_mb=64 \
         -max_total_time="$seconds" -artifact_prefix="$work/$target-" -print_final_stats=1 \
         "${runs[@]}" $target >"$work/$target.log" 2>&1 || { tail -n 30 "$work/$target.log"; exit 1; }
     echo "fuzz $target: $(grep -o 'number_of_executed_units: [0-9]*' "$work/$target.log"), $(

@@ -7,11 +7,6 @@ export OMP_NUM_THREADS=1
 quiet="$tiny --val_every 0 --save_every 1"
 calls="write pwrite64 fsync close rename mkdir unlink rmdir openat"     # all that a checkpoint does
 
-strace_or_skip() {
-    command -v strace >/dev/null || skip "no strace; install strace"
-    strace -f -qq -o none true 2>/dev/null || skip "ptrace is not permitted here (strace cannot run)"
-    ! is_sanitized || skip "the sanitizer's own system calls change the counts"
-}
 # ./base: checkpoints of steps 1 and 2; ./whole: step 3 as well. resumed_to_3 is the call that is
 # disturbed. first[CALL], last[CALL]: which of its CALLs belong to the checkpoint of step 3.
 declare -A first last

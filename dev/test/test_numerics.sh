@@ -6,6 +6,7 @@ export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export OMPI_MCA_rmaps_base_oversubscribe=1
 
 few="--warmup_steps 2 --total_batch_tokens 32"
+three="--steps 20 --warmup_steps 2 --total_batch_tokens 48"     # for three ranks
 last=step_00000020
 
 mpi_or_skip() {
@@ -157,8 +158,7 @@ test_resume_keeps_the_window_bit_for_bit() {
 test_47_flipped_bit_in_a_replica_is_found_and_named() {
     mpi_or_skip
     text 99 >t.txt
-    run_on 3 $tiny --steps 20 --warmup_steps 2 --total_batch_tokens 48 --zero 0 --train t.txt --check_replicas 4 \
-        --inject flip@5:1
+    run_on 3 $tiny $three --zero 0 --train t.txt --check_replicas 4 --inject flip@5:1
     want 5
     says 'error: step 8: the weights differ between the ranks, off: rank 1:'
     [ "$(newest)" = '' ] || [ ! -d "out/$(newest)" ] || fail "it was saved"
@@ -182,7 +182,7 @@ test_47_flipped_bit_in_a_replica_is_found_and_named() {
 test_sound_replicas_pass() {
     mpi_or_skip
     text 99 >t.txt
-    run_on 3 $tiny --steps 20 --warmup_steps 2 --total_batch_tokens 48 --train t.txt --check_replicas 1; want 0
+    run_on 3 $tiny $three --train t.txt --check_replicas 1; want 0
     run_on 2 $tiny $few --steps 20 --zero 0 --train t.txt --check_replicas 1 --out two; want 0
 }
 
@@ -199,8 +199,7 @@ test_inject_specs_that_are_none() {
 test_keep_every_keeps_for_good() {
     text 99 >t.txt
     gpt $tiny $few --steps 20 --train t.txt --save_every 1 --keep 2 --keep_every 5
-    [ "$(cd out && echo step_*)" = 'step_00000005 step_00000010 step_00000015 step_00000019 step_00000020' ] ||
-        fail "$(ls out)"
+    [ "$(cd out && echo step_* | sed 's/step_0*//g')" = '5 10 15 19 20' ] || fail "$(ls out)"
 }
 test_time_is_accounted_for_in_one_line() {
     text 99 >t.txt
