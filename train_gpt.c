@@ -590,9 +590,14 @@ static size_t json_string(Json *j, char *out, size_t room) { // bytes, without t
         const char *escape = c ? strchr(from, c) : NULL;
         if (c == 'u') {
             uint32_t u = json_hex4(j);
-            if (u >= 0xd800 && u < 0xdc00 && j->end - j->at >= 6 && j->at[0] == '\\') {
-                j->at += 2; // the second half of a surrogate pair
-                u = 0x10000 + ((u - 0xd800) << 10) + ((json_hex4(j) - 0xdc00) & 0x3ff);
+            if (u >= 0xd800 && u < 0xe000) { // half of a surrogate pair: the other one must follow
+                if (u >= 0xdc00 || j->end - j->at < 6 || j->at[0] != '\\' || j->at[1] != 'u')
+                    json_bad(j, "a surrogate pair");
+                j->at += 2;
+                uint32_t low = json_hex4(j);
+                if (low < 0xdc00 || low >= 0xe000) json_bad(j, "the second half of a surrogate "
+                    "pair");
+                u = 0x10000 + ((u - 0xd800) << 10) + (low - 0xdc00);
             }
             count += utf8_put(u, out + count);
         } else if (escape) out[count++] = to[escape - from];
@@ -4525,7 +4530,8 @@ static int train(Run *run) {
         run_save(run);
         check(run->saved_step == state->step || f->keep == 0, EXIT_IO, "stopped, but step %" PRIu64
               " could not be saved", state->step);
-        say("\nstopped, saved step %" PRIu64 "; go on with --resume\n", state->step);
+        if (f->keep == 0) say("\nstopped at step %" PRIu64 "; --keep 0: not saved\n", state->step);
+        else say("\nstopped, saved step %" PRIu64 "; go on with --resume\n", state->step);
         return stop == SIGUSR1 ? 0 : 128 + stop;
     }
     check(run->saved_step == state->step || f->keep == 0, EXIT_IO, "%s: the last checkpoint could "

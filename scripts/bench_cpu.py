@@ -5,10 +5,9 @@
   bench_cpu.py --cases recipe,d12 --matmul fp32 --json FILE
 
 Both start from the same weights, take the same batches and learning rates, and must agree on the
-loss of every step. They take turns: some steps each, and one is stopped while the other runs; "x"
-is a time over train_gpt's: the median (and range) over the rounds of the ratio of their medians.
-PyTorch is first tried in several settings, of which the fastest counts.
-Exit codes: 1 the losses disagree, 2 usage, 3 a program failed.
+loss of every step. They take turns of some steps; one is stopped while the other runs. "1.5x": as
+long as train_gpt, median (and range) over the rounds of the ratio of their medians. The peer is the
+fastest of several settings of PyTorch. Exit: 1 losses disagree, 2 usage, 3 a program failed.
 """
 import argparse, atexit, ctypes.util, json, math, os, re, shlex, shutil, signal, subprocess, sys
 import tempfile, time
@@ -99,10 +98,9 @@ def worker(f):
     is_new = [int(n) for n in torch.__version__.split(".")[:2]] >= [2, 4]
     opt = torch.optim.AdamW(groups, betas=(f["beta1"], f["beta2"]), eps=f["eps"],
                             **(dict(fused=True) if is_new else {}))
-    loss_of = make_loss(torch, w, L, f["heads"], C, T)
-    if f["compile"]:
+    text, loss_of = open(f["train"], "rb").read(), make_loss(torch, w, L, f["heads"], C, T)
+    if f.get("compile"):
         loss_of = torch.compile(loss_of)
-    text = open(f["train"], "rb").read()
     for step in range(f["steps"]):
         tokens = torch.tensor(batch_at(f, text, step))
         start = time.perf_counter()
@@ -129,23 +127,22 @@ def output_of(*command, env=None):
 class Program:
     """A process that prints a line for each step, and is stopped but for the calls of steps()."""
     def __init__(self, name, command, env, folder=None):
-        self.name, self.last_line = name, ""
-        self.losses, self.rounds = [], []       # of each step; of each round the ms of its steps
+        self.name, self.losses, self.rounds, self.lines = name, [], [], ["no message"]
         self.process = subprocess.Popen(command, env=env, cwd=folder, text=True,
                                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         atexit.register(self.end)
-
-    def line(self):
-        for self.last_line in self.process.stdout:
-            return self.last_line
-        stop(3, f"{self.name} ended with code {self.process.wait()}: {self.last_line.strip()}")
+        self.process.send_signal(signal.SIGSTOP)
 
     def steps(self, count):
         """Runs so many steps and returns the ms of all but the first, in which it was stopped."""
         self.process.send_signal(signal.SIGCONT)
         ms = []
         while len(ms) < count:      # a line of a log, or of llm.c: train loss 5.35 (took 4166.2 ms
-            found = re.search(r'loss"?:? ?([^ ,]+).*("ms":|took) ?([\d.e+-]+)', self.line())
+            line = self.process.stdout.readline()
+            if not line:
+                stop(3, f"{self.name} ended with code {self.process.wait()}: {self.lines[-1]}")
+            self.lines.append(line.strip())
+            found = re.search(r'loss"?:? ?([^ ,]+).*("ms":|took) ?([\d.e+-]+)', line)
             if found:
                 self.losses.append(float(found[1].replace("null", "nan")))
                 ms.append(float(found[3]))
@@ -158,8 +155,7 @@ class Program:
 
 def find_options(folder):
     """What may make PyTorch faster: environment variables by name."""
-    options = {"tuned malloc": {"GLIBC_TUNABLES": MALLOC},
-               "AVX-512 ops": {"ATEN_CPU_CAPABILITY": "avx512"},
+    options = {"AVX-512 ops": {"ATEN_CPU_CAPABILITY": "avx512"},
                "passive waiting": {"OMP_WAIT_POLICY": "passive"}}
     for file in output_of("sh", "-c", "dpkg -L libopenblas0-openmp").split():
         if file.endswith("/libopenblas.so.0"):
@@ -171,17 +167,20 @@ def find_options(folder):
         options["sgemm by oneDNN"] = {"LD_PRELOAD": library}
     return options
 
-def choose_setting(start_peer, options, steps):
-    """Adds one option after the other, and keeps those that make a step 2 % faster."""
-    label, setting, tried = "as shipped", {}, {}
-    for name, variables in {"": {}, **options}.items():
-        candidate, best = f"{label} + {name}" if name else label, min(tried.values(), default=1e9)
-        peer = start_peer(candidate, {**setting, **variables})
-        tried[candidate] = min(peer.steps(1 + steps))
+def choose(start_peer, options, steps):
+    """Tries one option after the other, in turns with the best so far; keeps it if it is faster."""
+    label, setting, tried = "tuned malloc", {"GLIBC_TUNABLES": MALLOC}, {}
+    best = start_peer(label, setting, steps=10**9)
+    for name, variables in options.items():
+        peer = start_peer(f"{label} + {name}", {**setting, **variables}, steps=10**9)
+        turns = [best.steps(1 + steps) + peer.steps(1 + steps) for _ in range(3)][1:]
+        old, new = (min(sum((t[i:i + steps] for t in turns), [])) for i in (0, steps))
+        tried[peer.name] = dict(ms=new, best_so_far_ms=old)
+        print(f"    tried {new:9.1f} ms, best so far {old:9.1f} ms: {peer.name}", flush=True)
+        if new < old:
+            best, peer, label, setting = peer, best, f"{label} + {name}", {**setting, **variables}
         peer.end()
-        print(f"    tried {tried[candidate]:9.1f} ms  PyTorch, {candidate}", flush=True)
-        if tried[candidate] < 0.98 * best:
-            label, setting = candidate, {**setting, **variables}
+    best.end()
     return label, setting, tried
 
 # --- one case -------------------------------------------------------------------------------------
@@ -194,33 +193,36 @@ def run_case(a, name, matmul, plan, peak_flops):
                "--keep", "0", "--log", "/dev/stdout", "--out", f"{a.folder}/{name}_{matmul}"]
     command += ["--matmul", matmul] if matmul != "fp32" else []
     ours = Program("train_gpt", command, a.env)
-    f = (head := json.loads(next(s for s in iter(ours.line, "") if '"flags":' in s)))["flags"]
-    ours.steps(WARMUP)
-    def start_peer(label, setting, is_compiled=False):
-        worker_command = [a.python, __file__, "--worker", json.dumps({**f, "compile": is_compiled})]
+    ours.steps(1)       # for its flags; it starts again when PyTorch's settings are chosen
+    ours.end()
+    head = json.loads(next(line for line in ours.lines if '"flags":' in line))
+    f = head["flags"]
+
+    def start_peer(label, setting, **changes):
+        worker_command = [a.python, __file__, "--worker", json.dumps({**f, **changes})]
         return Program("PyTorch, " + label, worker_command, {**a.env, **setting})
-    model, trials = (name.removesuffix("_long"), matmul), 4 if "--model" in flags else 30
-    a.best[model] = a.best.get(model) or choose_setting(start_peer, a.options, trials)
-    label, setting, tried = a.best[model]
+
+    key, trials = (name.removesuffix("_long"), matmul), 2 if "--model" in flags else 15
+    label, setting, tried = a.best[key] = a.best.get(key) or choose(start_peer, a.options, trials)
+    ours = Program("train_gpt", command, a.env)
     programs = [ours, start_peer(label, setting)]
     if a.compile:
-        programs.append(start_peer(label + " + compile", setting, True))
+        programs.append(start_peer(label + " + compile", setting, compile=True))
     if a.llmc and (name, matmul) == ("d12", "fp32"):
         folder = os.path.dirname(a.llmc)        # where its data is too
         programs.append(Program("llm.c", ["stdbuf", "-oL", a.llmc], a.env, folder))
-    for p in programs[1:]:
-        p.steps(WARMUP)
-    bounds = [WARMUP + (steps - WARMUP) * r // rounds for r in range(rounds + 1)]
+    bounds = [0] + [WARMUP + (steps - WARMUP) * r // rounds for r in range(rounds + 1)]
     for lo, hi in zip(bounds, bounds[1:]):
         for p in programs:
             p.rounds.append(p.steps(hi - lo))
     rows = [row_of(p, ours, f, plan, peak_flops, TOLERANCE[matmul]) for p in programs]
     return dict(case=name, matmul=matmul, command=shlex.join(command), plan=plan, log=head,
-                tried_ms=tried, rows=rows)
+                tried=tried, rows=rows)
 
 def row_of(p, ours, f, plan, peak_flops, tolerance):
     """Prints a row of the table, and returns it with all that it comes from."""
     p.end()
+    p.rounds.pop(0)     # the warm-up
     ms = median(sum(p.rounds, []))
     tok_per_s = 1e3 * f["batch_size"] * f["seq_len"] / ms
     of_peak = tok_per_s * plan["flops_per_token"] / peak_flops

@@ -152,9 +152,14 @@ def load(path):
 
 # --- the command line -----------------------------------------------------------------------------
 
-def check(path):
+def check(path, seed):
     t, metadata = load(path)
     w = {name[len(PREFIX):]: t[name] for name in t if name.startswith(PREFIX)}
+    if "inputs" not in t:       # only initial weights
+        for name, ours in init(json.loads(metadata["config"]), "pytorch", seed).items():
+            if not (ours - w[name]).abs().max().item() <= 2e-7:
+                sys.exit(f"{path}: {name} is not what seed {seed} gives")
+        return print(f"{path}: equal to torch {torch.__version__}")
     r = results(w, json.loads(metadata["config"]), t["inputs"], t["targets"])
     for name, ours in r.items():
         # The gradient of the key biases is zero but for rounding (softmax does not see them), and
@@ -180,7 +185,7 @@ def main():
     p.add_argument("--init", choices=("pytorch", "perturbed"), default="perturbed")
     a = p.parse_args()
     if a.check:
-        return check(a.check)
+        return check(a.check, a.seed)
     if a.channels % a.heads or a.seq > a.positions:
         p.error("--channels must be a multiple of --heads, and --seq at most --positions")
     cfg = dict(n_layer=a.layers, n_head=a.heads, n_embd=a.channels, n_positions=a.positions,

@@ -12,7 +12,8 @@ counts='[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped'
 
 suite() {           # suite PROGRAM: passes on its lines, adds its counts, which it prints last
     local status line good bad left
-    timeout 600 "$1" ${filter:+"$filter"} 2>&1 | tee "$tmp/suite" | grep --line-buffered -vE "^$counts\$"
+    timeout 600 "$1" ${filter:+"$filter"} 2>&1 | tee "$tmp/suite" |
+        grep --line-buffered -vE "^$counts\$"
     status=${PIPESTATUS[0]}
     line=$(tail -n 1 "$tmp/suite" | grep -E "^$counts\$")
     read -r good bad left < <(echo "${line:-0 0 0}" | tr -cd '0-9 \n')
@@ -30,7 +31,9 @@ single() { case $1 in *"$filter"*) run_test "$@" ;; esac; }
 check_tidy() { cd "$root" && dev/tidy.sh; }
 check_reference() {
     python3 -c 'import torch' 2>/dev/null || skip "python3 has no torch; install python3-torch"
-    python3 "$root/scripts/reference.py" --check "$root/dev/test/reference.safetensors"
+    for dump in reference init; do
+        python3 "$root/scripts/reference.py" --check "$root/dev/test/$dump.safetensors" || return
+    done
 }
 
 suite "$B/test_gpt"
