@@ -3801,11 +3801,7 @@ static int ckpt_save(const Model *model, const State *state, const Flags *f,
 #define STATE_SAVE(name) text_add(&meta, ",\"" #name "\":\"%" PRIu64 "\"", state->name);
     STATE(STATE_SAVE)
     text_add(&meta, ",\"window\":\"");
-    for (int i = 0; i < 2 * WINDOW; i++) { // their bits: nothing may be lost
-        uint64_t bits;
-        memcpy(&bits, &state->window[i], 8);
-        text_add(&meta, "%016" PRIx64, bits);
-    }
+    for (int i = 0; i < 2 * WINDOW; i++) text_add(&meta, "%a ", state->window[i]); // exact
     text_add(&meta, "\"");
     late = st_save(state_file, model, "mv", meta.at, &state_crc);
     if (!error) error = late;
@@ -3913,14 +3909,14 @@ static void ckpt_state(const Ckpt *c, State *state) {
 #define STATE_LOAD(name) state->name = ckpt_number(c, #name);
     STATE(STATE_LOAD)
     const char *text = st_meta(&c->state, "window");
-    check(text != NULL && strlen(text) == 2 * WINDOW * 16, EXIT_INPUT, "%s: metadata window: want "
-          "%d numbers", c->state.file.path, 2 * WINDOW);
-    for (int i = 0; i < 2 * WINDOW; i++) {
-        char digits[17] = "";
-        memcpy(digits, text + 16 * i, 16);
-        uint64_t bits = strtoull(digits, NULL, 16);
-        memcpy(&state->window[i], &bits, 8);
+    char *end = (char *)text;
+    for (int i = 0; i < 2 * WINDOW && end != NULL; i++) {
+        state->window[i] = strtod(text, &end);
+        end = end > text && *end == ' ' && isfinite(state->window[i]) ? end + 1 : NULL;
+        text = end;
     }
+    check(end != NULL && !*text, EXIT_INPUT, "%s: metadata window: want %d numbers",
+          c->state.file.path, 2 * WINDOW);
 }
 // Verify everything in the checkpoint; a fault ends in check().
 static void ckpt_verify(Ckpt *c, uint64_t step) {
@@ -4057,10 +4053,8 @@ static void print_plan(const Model *planned, const Flags *f) {
 enum { PHASES(PHASE_ENUM) NUM_PHASES };
 static const char *const phase_names[NUM_PHASES] = { PHASES(PHASE_NAME) };
 
-typedef struct {
-    double ms[NUM_PHASES], all_ms[NUM_PHASES]; // since the last line of the log; since the start
-    double at;                                 // when the last phase ended
-} Clock;
+// since the last line of the log, and since the start; at: when the last phase ended
+typedef struct { double ms[NUM_PHASES], all_ms[NUM_PHASES], at; } Clock;
 static void clock_start(Clock *clock) { clock->at = now_ms(); }
 // the time since the last call belongs to this phase
 static void clock_lap(Clock *clock, int phase) {
@@ -4225,9 +4219,8 @@ static double hellaswag(Run *run) {
 
 // --- 15.2 one step ---
 // --inject KIND@STEP[xCOUNT][:RANK], for tests: in COUNT steps from STEP on, in that rank,
-//   nan, inf, spike   the gradients are multiplied by NaN, Inf, 100 (spike: the loss as well)
-//   loss              the loss is NaN, the gradients are good
-//   weights, flip     after the step a weight becomes NaN, or a bit of it is flipped
+// nan, inf, spike: the gradients are multiplied by NaN, Inf, 100 (spike: the loss as well); loss: it
+// is NaN; weights, flip: after the step a weight becomes NaN, a bit of it is flipped.
 static struct { char kind[8]; uint64_t step, count; int rank; } fault;
 
 static void inject_parse(const char *text) {
@@ -4247,12 +4240,11 @@ static int inject_is_due(const char *kind, uint64_t step) { // all ranks count
     return rank == fault.rank;
 }
 static void inject_weight(Model *model, uint64_t step) {
-    floatX *at = model->weights + param_at(&model->layout, P_lnfw, 0), x = fX((real)NAN);
-    int is_flip = inject_is_due("flip", step);
-    if (!is_flip && !inject_is_due("weights", step)) return;
-    if (is_flip) to_host(&x, at, sizeof x);
-    if (is_flip) *(unsigned char *)&x ^= 1;
-    to_dev(at, &x, sizeof x);
+    floatX *at = params_at(model, 0).lnfw, x = fX((real)NAN), flipped;
+    to_host(&flipped, at, sizeof x);
+    *(unsigned char *)&flipped ^= 1;
+    if (inject_is_due("weights", step)) to_dev(at, &x, sizeof x);
+    if (inject_is_due("flip", step)) to_dev(at, &flipped, sizeof x);
 }
 
 // Is x far above the last values? More than ten times the largest of at least 16 (Megatron-LM's
@@ -4263,26 +4255,26 @@ static int is_spike(const double *window, uint64_t count, double x, double zscor
     double sum = 0, squares = 0, largest = 0;
     for (size_t i = 0; i < n; i++) {
         sum += window[i];
+        squares += window[i] * window[i];
         largest = fmax(largest, window[i]);
     }
-    double mean = sum / (double)n;
-    for (size_t i = 0; i < n; i++) squares += (window[i] - mean) * (window[i] - mean);
+    double mean = sum / WINDOW, deviation = sqrt(fmax(0, squares / WINDOW - mean * mean));
     if (zscore == 0 || n < 16) return 0;
     if (x > 10 * largest) return 1;
-    return n == WINDOW && x - mean > zscore * fmax(sqrt(squares / WINDOW), 0.01 * mean);
+    return n == WINDOW && x - mean > zscore * fmax(deviation, 0.01 * mean);
 }
 // The gradients are applied, unless they or the loss are NaN, Inf or a spike. All ranks have the
 // same loss and norm, and so decide alike.
 static void train_apply(Run *run) {
     State *state = &run->state;
     const Flags *f = &run->flags;
-    double *losses = state->window, *norms = losses + WINDOW;
+    double *losses = state->window, *norms = losses + WINDOW, z = f->spike_zscore;
+    uint64_t count = state->window_count, at = count % WINDOW;
     int is_finite = isfinite(run->loss) && isfinite(run->norm);
-    int is_off = is_finite &&
-        (is_spike(losses, state->window_count, run->loss, f->spike_zscore) ||
-         is_spike(norms, state->window_count, run->norm, f->spike_zscore));
+    int is_off = is_finite && (is_spike(losses, count, run->loss, z) ||
+                               is_spike(norms, count, run->norm, z));
     if (is_finite && !is_off) {
-        size_t at = (size_t)(state->window_count++ % WINDOW);
+        state->window_count++;
         losses[at] = run->loss;
         norms[at] = run->norm;
         gpt_update(&run->model, f, lr_at(f, state->step), run->norm, ++state->updates);
@@ -4404,22 +4396,18 @@ static void report_validation(Run *run) {
     log_line(&run->log, &t);
     clock_lap(&run->clock, PHASE_validation);
 }
-// All ranks hold the same weights, or the run ends and names those that differ from the majority.
+// All ranks hold the same weights, or the run ends and names those that differ from most.
 static void run_check_replicas(const Run *run) {
     if (run->flags.check_replicas == 0 || ranks == 1) return;
-    int64_t *hashes = (int64_t *)host_alloc((size_t)ranks * sizeof(int64_t)), usual = 0;
-    int most = 0;
+    int64_t *hashes = (int64_t *)host_alloc((size_t)ranks * sizeof(int64_t));
     hashes[rank] = gpt_weights_hash(&run->model);
     comm_max_int(hashes, ranks); // the others' places are 0
-    for (int r = 0, alike; r < ranks; r++) {
-        alike = 0;
-        for (int other = 0; other < ranks; other++) alike += hashes[r] == hashes[other];
-        if (alike > most) { usual = hashes[r]; most = alike; }
-    }
     Text odd = { NULL, 0, 0 };
-    for (int r = 0; r < ranks && most < ranks; r++)
-        if (hashes[r] != usual || 2 * most <= ranks) text_add(&odd, " rank %d", r);
-    check(most == ranks, EXIT_NUMERICS, "step %" PRIu64 ": the weights differ between the ranks, "
+    for (int r = 0, alike = 0; r < ranks; r++, alike = 0) {
+        for (int other = 0; other < ranks; other++) alike += hashes[r] == hashes[other];
+        if (2 * alike <= ranks) text_add(&odd, " rank %d", r);
+    }
+    check(odd.at == NULL, EXIT_NUMERICS, "step %" PRIu64 ": the weights differ between the ranks, "
           "off:%s: a processor or memory computes wrong; --resume without it", run->state.step,
           odd.at);
     free(hashes);
