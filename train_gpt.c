@@ -3940,8 +3940,8 @@ static void ckpt_verify(Ckpt *c, uint64_t step) {
         free(text);
         free(file);
     }
-    check(ckpt_number(c, "text_crc") == crc, EXIT_INPUT, "%s: config.json or a file of the "
-          "tokenizer is damaged: another CRC-32C than in train_state.safetensors", c->folder);
+    check(ckpt_number(c, "text_crc") == crc, EXIT_INPUT, "%s/config.json, or a file of the "
+          "tokenizer beside it, has not the CRC-32C in the state: damaged", c->folder);
     for (int k = 0; k < 2; k++) {
         const St *st = k ? &c->state : &c->model;
         for (size_t i = 0; i < st->num_tensors; i++) free(st_bytes(st, &st->tensors[i]));
@@ -4219,8 +4219,8 @@ static double hellaswag(Run *run) {
 
 // --- 15.2 one step ---
 // --inject KIND@STEP[xCOUNT][:RANK], for tests: in COUNT steps from STEP on, in that rank,
-// nan, inf, spike: the gradients are multiplied by NaN, Inf, 100 (spike: the loss as well); loss: it
-// is NaN; weights, flip: after the step a weight becomes NaN, a bit of it is flipped.
+// nan, inf, spike: the gradients are multiplied by NaN, Inf, 100 (spike: the loss as well); loss:
+// it is NaN; weights, flip: after the step a weight becomes NaN, a bit of it is flipped.
 static struct { char kind[8]; uint64_t step, count; int rank; } fault;
 
 static void inject_parse(const char *text) {
