@@ -91,6 +91,14 @@ check-hf: all build/venv/ok
 # The emulator that builds and runs CUDA programs without a GPU, and its own tests.
 test-emu:
 	@dev/emu/test.sh
+# Fuzzing of the readers, FUZZ_SECONDS each; which lines of them the bad files of the tests pass.
+FUZZ = clang -std=gnu11 -g -O1 -w -fno-math-errno dev/test/fuzz.c -lm -fsanitize=fuzzer
+fuzz: $(B)/train_gpt
+	$(FUZZ),address,undefined -fno-sanitize-recover=undefined -o $(B)/fuzz_gpt
+	@B=$(B) dev/test/fuzz.sh $(B)/fuzz_gpt
+coverage: $(B)/train_gpt
+	$(FUZZ) -O0 -fprofile-instr-generate -fcoverage-mapping -o $(B)/fuzz_coverage
+	@B=$(B) dev/test/fuzz.sh --coverage $(B)/fuzz_coverage
 tidy:
 	@dev/tidy.sh
 sync:
@@ -108,4 +116,5 @@ clean:
 help:
 	@sed -n '1,3p' Makefile; grep -E '^[a-z-]+:' Makefile | sed 's/:.*//' | tr '\n' ' '; echo
 
-.PHONY: all run test test-all check-hf test-emu ladders-cpu tidy sync bench bench-mpi reference clean help FORCE
+.PHONY: all run test test-all check-hf test-emu ladders-cpu tidy sync bench bench-mpi reference fuzz \
+        coverage clean help FORCE

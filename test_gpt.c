@@ -1629,6 +1629,24 @@ static void test_tokenizer_refuses_a_cut_or_changed_llmc_file(void) {
 }
 
 // --- the list ---
+static void test_spikes_are_told_from_noise(void) {
+    double window[WINDOW], settled[WINDOW], rising[WINDOW];
+    for (int i = 0; i < WINDOW; i++) {
+        window[i] = 3 + (i % 2 ? 0.1 : -0.1); // mean 3, deviation 0.1
+        settled[i] = 3 + (i % 2 ? 1e-6 : -1e-6);
+        rising[i] = i;
+    }
+    expect(!is_spike(window, 500, 3.59, 6), "spike?");
+    expect(is_spike(window, 500, 3.61, 6), "spike?");
+    expect(!is_spike(window, 500, 0.1, 6), "spike?"); // only upwards
+    expect(!is_spike(window, 500, 1e6, 0), "spike?"); // off
+    expect(!is_spike(window, WINDOW - 1, 3.61, 6) && is_spike(window, WINDOW, 3.61, 6), "spike?");
+    expect(!is_spike(window, 16, 30.9, 6) && is_spike(window, 16, 31.1, 6), "spike?");
+    expect(!is_spike(window, 15, 1e6, 6), "spike?");
+    expect(!is_spike(settled, 500, 3.17, 6) && is_spike(settled, 500, 3.19, 6), "spike?"); // 6 %
+    expect(!is_spike(rising, 500, 63.5 + 36.9 * 2, 6), "spike?");
+}
+
 #define TESTS(X) \
     X(test_exp_is_within_2_ulp) X(test_gelu_matches_its_tanh_form) \
     X(test_embedding_adds_token_and_position) X(test_layernorm_forward_by_hand) \
@@ -1649,7 +1667,7 @@ static void test_tokenizer_refuses_a_cut_or_changed_llmc_file(void) {
     X(test_head_in_chunks_equals_plain_loss) \
     X(test_plan_equals_what_is_allocated) X(test_cached_logits_equal_the_training_pass) \
     X(test_permute_is_a_permutation) X(test_an_epoch_uses_every_window_once) \
-    X(test_sampling_keeps_to_top_k_and_top_p) \
+    X(test_sampling_keeps_to_top_k_and_top_p) X(test_spikes_are_told_from_noise) \
     X(test_json_reads_what_it_writes_and_refuses_the_rest) X(test_flags_accept_both_spellings) \
     X(test_tokenizer_gives_gpt2_ids_of_917_strings) \
     X(test_tokenizer_gives_llama_cpp_ids_of_46_strings) \

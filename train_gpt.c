@@ -483,6 +483,7 @@ static void out_write(OutFile *f, const void *data, size_t bytes) {
     for (size_t done = 0; done < bytes && !f->error; ) {
         ssize_t n = write(f->fd, (const char *)data + done, min_size(bytes - done, 1u << 30));
         if (n < 0 && errno != EINTR) f->error = errno;
+        if (n == 0) f->error = EIO; // a disk that takes nothing and says nothing
         if (n > 0) done += (size_t)n;
     }
     f->bytes += bytes;
@@ -714,8 +715,12 @@ static const char *const group_titles[NUM_GROUPS] = {
     X(S, out,               SAVE,   "out",    0, 0,       "folder of checkpoints and log") \
     X(I, save_every,        SAVE,   "500",    0, 1e12,    "steps; 0: only at the end") \
     X(I, keep,              SAVE,   "2",      0, 1e6,     "newest checkpoints; 0: write none") \
+    X(I, keep_every,        SAVE,   "0",      0, 1e12,    "steps; these are kept for good") \
     X(I, timeout,           ROBUST, "600",    0, 1e6,     "s without progress of a rank; 0: off") \
-    X(I, skip_nonfinite,    ROBUST, "10",     1, 1e6,     "NaN or Inf steps in a row: stop")
+    X(I, skip_nonfinite,    ROBUST, "10",     1, 1e6,     "bad steps in a row: back, stop") \
+    X(F, spike_zscore,      ROBUST, "8",      0, 1e6,     "skip steps this far off; 0: off") \
+    X(I, check_replicas,    ROBUST, "100",    0, 1e12,    "steps; compare the ranks; 0: off") \
+    X(S, inject,            ROBUST, "",       0, 0,       "a fault, for tests only (15.2)")
 
 typedef int64_t FLAG_I, FLAG_B;
 typedef double FLAG_F;
@@ -786,7 +791,7 @@ static void flag_add_value(Text *t, const Flags *f, int i) { // as JSON, and exa
 // All flags but those of this one call: the rest is what a checkpoint keeps.
 static int is_flag_of_call(int i) {
     return flag_infos[i].group == MODE || i == F_out || i == F_log || i == F_allow_data_change ||
-           i == F_zero || i == F_timeout;
+           i == F_zero || i == F_timeout || i == F_inject;
 }
 static void flags_add_json(Text *t, const Flags *f) {
     const char *separator = "{";
@@ -1955,6 +1960,10 @@ static size_t bucket_start(const Layout *y, size_t bucket) {
 static size_t bucket_count(const Layout *y, size_t bucket) {
     return y->bucket_count[bucket_scope(y, bucket)];
 }
+static size_t largest_bucket(const Layout *y) {
+    return max_size(max_size(y->bucket_count[FIRST], y->bucket_count[LAYER]),
+                    y->bucket_count[LAST]);
+}
 // Where the shard of rank r begins in `count` elements (a bucket, or several).
 static size_t shard_start(size_t count, int r) {
     return count / PARTS * ((size_t)PARTS * (size_t)r / (size_t)ranks);
@@ -2062,10 +2071,7 @@ static size_t state_count(const Model *model, size_t count) {
     return model->zero ? shard_count(count, rank) : count;
 }
 static size_t inbox_count(const Layout *y) { // a bucket's shard from every other rank
-    size_t most = 0;
-    for (size_t bucket = 0; bucket < y->num_buckets; bucket++)
-        most = max_size(most, bucket_count(y, bucket));
-    return shard_count(most, rank) * (size_t)(ranks - 1);
+    return shard_count(largest_bucket(y), rank) * (size_t)(ranks - 1);
 }
 // Fills in the layouts; infos[NUM_BUFFERS] gets every buffer's size. Allocates nothing.
 static void gpt_plan(Model *model, BufferInfo *infos) {
@@ -2516,6 +2522,19 @@ static double gpt_grad_norm(const Model *model) {
     for (size_t k = 0; k < y->num_buckets * PARTS; k++) total += squares[k];
     free(squares);
     return sqrt(total);
+}
+
+static int64_t gpt_weights_hash(const Model *model) { // of this rank's bits; 0 .. 2^63 - 1
+    const Layout *y = &model->layout;
+    uint64_t sum = 0, *bits = (uint64_t *)host_alloc(largest_bucket(y) * sizeof(floatX));
+    for (size_t bucket = 0; bucket < y->num_buckets; bucket++) {
+        size_t start = bucket_start(y, bucket), bytes = bucket_count(y, bucket) * sizeof(floatX);
+        to_host(bits, model->weights + start, bytes);
+        #pragma omp parallel for schedule(static) reduction(+:sum)
+        for (size_t i = 0; i < bytes / 8; i++) sum += hash64(bits[i] + hash64(start + i));
+    }
+    free(bits);
+    return (int64_t)(sum >> 1);
 }
 
 // One AdamW step with the gradients clipped to grad_clip: update number t = 1, 2, ... (it corrects
@@ -3593,12 +3612,19 @@ static real *st_param(const St *st, const ParamInfo *p, const char *name) {
     X(tokens)         /* tokens seen */ \
     X(samples)        /* windows taken from the training data by all processes */ \
     X(updates)        /* AdamW updates: steps that were not skipped */ \
-    X(skipped)        /* steps with a NaN or Inf: not applied */ \
+    X(skipped)        /* steps that were not applied: NaN, Inf, or a spike */ \
     X(skipped_in_row) \
+    X(spiked)         /* of the skipped ones: spikes */ \
+    X(rollbacks) \
+    X(window_count)   /* steps that have entered the window */ \
     X(train_crc)      /* of the data, to notice that it changed */ \
     X(train_tokens)
 #define STATE_FIELD(name) uint64_t name;
-typedef struct { STATE(STATE_FIELD) } State;
+enum { WINDOW = 128 };
+typedef struct {
+    STATE(STATE_FIELD)
+    double window[2 * WINDOW]; // the last applied steps: their losses, then their gradient norms
+} State;
 
 typedef struct { char group; size_t bucket; int param; char name[128]; uint32_t crc; } SaveItem;
 
@@ -3652,9 +3678,7 @@ static int st_save(const char *path, const Model *model, const char *groups, con
                 param_name(item->name, sizeof item->name, *g, &y->params[i], bucket);
                 largest = max_size(largest, y->params[i].rows * y->params[i].cols);
             }
-    size_t bucket_room = 0;
-    for (int s = 0; s < NUM_SCOPES; s++) bucket_room = max_size(bucket_room, y->bucket_count[s]);
-    real *values = (real *)host_alloc(bucket_room * sizeof(real));
+    real *values = (real *)host_alloc(largest_bucket(y) * sizeof(real));
     real *turned = (real *)host_alloc(largest * sizeof(real));
     Text header = st_header(items, count, y, meta);
     uint64_t header_bytes = header.count;
@@ -3666,8 +3690,10 @@ static int st_save(const char *path, const Model *model, const char *groups, con
         int is_next = k == 0 || items[k].bucket != items[k - 1].bucket;
         if (is_next || items[k].group != items[k - 1].group)
             bucket_to_host(values, model, items[k].group, items[k].bucket);
-        if (f.error) continue;
         const real *from = values + p->offset;
+        for (size_t i = 0; items[k].group == 'w' && i < p->rows * p->cols; i++)
+            if (!isfinite(from[i])) f.error = EDOM; // never saved
+        if (f.error) continue;
         if (p->is_transposed) {
             for (size_t i = 0; i < p->rows; i++) for (size_t j = 0; j < p->cols; j++)
                 turned[j * p->rows + i] = from[i * p->cols + j];
@@ -3745,6 +3771,9 @@ static uint64_t *ckpt_list(const char *out, size_t *count) {
     if (dir != NULL) closedir(dir);
     return steps;
 }
+enum { NUM_TEXTS = 5 };
+static const char *const ckpt_texts[NUM_TEXTS] = {
+    "config.json", "vocab.json", "merges.txt", "tokenizer.json", "tokenizer_config.json" };
 // Returns 0 when the checkpoint is whole, on the disk and under its name; otherwise an errno, and
 // the folder is as it was.
 static int ckpt_save(const Model *model, const State *state, const Flags *f,
@@ -3754,29 +3783,28 @@ static int ckpt_save(const Model *model, const State *state, const Flags *f,
     char *model_file = text_of("%s/model.safetensors", folder);
     char *state_file = text_of("%s/train_state.safetensors", folder);
     Text meta = { NULL, 0, 0 }, values = { NULL, 0, 0 };
-    Text config = config_json(&model->config, tokenizer);
-    uint32_t model_crc = 0, config_crc = crc32c(0, config.at, config.count), state_crc;
+    uint32_t model_crc = 0, text_crc = 0, state_crc;
     remove_folder(folder);
     int error = mkdir(folder, 0777) != 0 ? errno : 0;
-    if (!error) error = write_text(folder, "config.json", &config);
+    for (size_t i = 0; i < NUM_TEXTS; i++) {
+        Text text = i > 0 ? (Text){ NULL, 0, 0 } : config_json(&model->config, tokenizer);
+        if (i > 0) tok_text(&text, tokenizer, ckpt_texts[i], model->config.maxT);
+        text_crc = crc32c(text_crc, text.at, text.count);
+        if (!error) error = write_text(folder, ckpt_texts[i], &text);
+        free(text.at);
+    }
     int late = st_save(model_file, model, "w", "", &model_crc);
     if (!error) error = late;
     flags_add_json(&values, f);
-    text_add(&meta, ",\"model_crc\":\"%u\",\"config_crc\":\"%u\",\"flags\":", model_crc,
-        config_crc);
+    text_add(&meta, ",\"model_crc\":\"%u\",\"text_crc\":\"%u\",\"flags\":", model_crc, text_crc);
     text_add_quoted(&meta, values.at);
 #define STATE_SAVE(name) text_add(&meta, ",\"" #name "\":\"%" PRIu64 "\"", state->name);
     STATE(STATE_SAVE)
+    text_add(&meta, ",\"window\":\"");
+    for (int i = 0; i < 2 * WINDOW; i++) text_add(&meta, "%a ", state->window[i]); // exact
+    text_add(&meta, "\"");
     late = st_save(state_file, model, "mv", meta.at, &state_crc);
     if (!error) error = late;
-    static const char *const files[] = { "vocab.json", "merges.txt", "tokenizer.json",
-                                         "tokenizer_config.json" };
-    for (int i = 0; i < 4 && !error; i++) {
-        Text text = { NULL, 0, 0 };
-        tok_text(&text, tokenizer, files[i], model->config.maxT);
-        error = write_text(folder, files[i], &text);
-        free(text.at);
-    }
     if (!error) error = sync_folder(folder);
     struct stat st;
     // the same step again, after a rollback
@@ -3787,31 +3815,28 @@ static int ckpt_save(const Model *model, const State *state, const Flags *f,
     size_t count;
     uint64_t *steps = ckpt_list(f->out, &count);
     for (size_t k = (size_t)f->keep; !error && k < count; k++) {
+        if (f->keep_every > 0 && steps[k] % (uint64_t)f->keep_every == 0) continue;
         char *old = ckpt_path(f->out, steps[k], "");
         remove_folder(old);
         free(old);
     }
     free(steps);
     free(folder); free(name); free(model_file); free(state_file); free(meta.at); free(values.at);
-    free(config.at);
     return error;
 }
 static int ckpt_give(const Model *model) { // meanwhile, on the other ranks: the same buckets
-    const Layout *y = &model->layout;
+    real *values = (real *)host_alloc(largest_bucket(&model->layout) * sizeof(real));
     for (const char *group = "wmv"; *group; group++)
-        for (size_t bucket = 0; bucket < y->num_buckets; bucket++) {
-            real *values = (real *)host_alloc(bucket_count(y, bucket) * sizeof(real));
+        for (size_t bucket = 0; bucket < model->layout.num_buckets; bucket++)
             bucket_to_host(values, model, *group, bucket);
-            free(values);
-        }
+    free(values);
     return 0;
 }
 
 // --- 13.4 loading ---
 static void gpt_load(Model *model, const St *st, const char *groups) {
     const Layout *y = &model->layout;
-    size_t room = 0;
-    for (int s = 0; s < NUM_SCOPES; s++) room = max_size(room, y->bucket_count[s]);
+    size_t room = largest_bucket(y);
     real *values = (real *)host_alloc(room * sizeof(real));
     for (const char *g = groups; *g; g++)
       for (size_t bucket = 0; bucket < y->num_buckets; bucket++) {
@@ -3880,6 +3905,19 @@ static uint64_t ckpt_number(const Ckpt *c, const char *key) {
           "number", c->state.file.path, key, text ? text : "missing");
     return value;
 }
+static void ckpt_state(const Ckpt *c, State *state) {
+#define STATE_LOAD(name) state->name = ckpt_number(c, #name);
+    STATE(STATE_LOAD)
+    const char *text = st_meta(&c->state, "window");
+    char *end = (char *)text;
+    for (int i = 0; i < 2 * WINDOW && end != NULL; i++) {
+        state->window[i] = strtod(text, &end);
+        end = end > text && *end == ' ' && isfinite(state->window[i]) ? end + 1 : NULL;
+        text = end;
+    }
+    check(end != NULL && !*text, EXIT_INPUT, "%s: metadata window: want %d numbers",
+          c->state.file.path, 2 * WINDOW);
+}
 // Verify everything in the checkpoint; a fault ends in check().
 static void ckpt_verify(Ckpt *c, uint64_t step) {
     char *state_file = text_of("%s/train_state.safetensors", c->folder);
@@ -3889,15 +3927,21 @@ static void ckpt_verify(Ckpt *c, uint64_t step) {
     check(ckpt_number(c, "step") == step, EXIT_INPUT, "%s: step %" PRIu64 ", its folder says %"
           PRIu64, state_file, ckpt_number(c, "step"), step);
     check(st_meta(&c->state, "flags") != NULL, EXIT_INPUT, "%s: no flags", state_file);
+    State state;
+    ckpt_state(c, &state);
     check(c->model.has_crc && c->state.has_crc, EXIT_INPUT, "%s: no CRC in a header", c->folder);
     check(ckpt_number(c, "model_crc") == c->model.header_crc, EXIT_INPUT, "%s: belongs to another "
           "checkpoint than %s", model_file, state_file);
-    size_t config_bytes;
-    char *config_file = text_of("%s/config.json", c->folder);
-    char *config = in_read_all(config_file, 1 << 20, &config_bytes);
-    check(ckpt_number(c, "config_crc") == crc32c(0, config, config_bytes), EXIT_INPUT,
-          "%s: its CRC-32C is not the one in train_state.safetensors: damaged", config_file);
-    free(config);
+    uint32_t crc = 0;
+    for (size_t i = 0, bytes; i < NUM_TEXTS; i++) {
+        char *file = text_of("%s/%s", c->folder, ckpt_texts[i]);
+        char *text = in_read_all(file, 1 << 28, &bytes);
+        crc = crc32c(crc, text, bytes);
+        free(text);
+        free(file);
+    }
+    check(ckpt_number(c, "text_crc") == crc, EXIT_INPUT, "%s: config.json or a file of the "
+          "tokenizer is damaged: another CRC-32C than in train_state.safetensors", c->folder);
     for (int k = 0; k < 2; k++) {
         const St *st = k ? &c->state : &c->model;
         for (size_t i = 0; i < st->num_tensors; i++) free(st_bytes(st, &st->tensors[i]));
@@ -4009,13 +4053,15 @@ static void print_plan(const Model *planned, const Flags *f) {
 enum { PHASES(PHASE_ENUM) NUM_PHASES };
 static const char *const phase_names[NUM_PHASES] = { PHASES(PHASE_NAME) };
 
-typedef struct { double ms[NUM_PHASES], at; } Clock; // at: when the last phase ended
+// since the last line of the log, and since the start; at: when the last phase ended
+typedef struct { double ms[NUM_PHASES], all_ms[NUM_PHASES], at; } Clock;
 static void clock_start(Clock *clock) { clock->at = now_ms(); }
 // the time since the last call belongs to this phase
 static void clock_lap(Clock *clock, int phase) {
     dev_sync();
     double now = now_ms();
     clock->ms[phase] += now - clock->at;
+    clock->all_ms[phase] += now - clock->at;
     clock->at = now;
     progress_mark(phase_names[phase]);
 }
@@ -4049,6 +4095,8 @@ typedef struct {
     Clock clock;
     int32_t *window, *batch;  // (T+1); tokens and targets (2,B,T) on the host
     double peak_flops, last_print_ms, loss, norm;
+    double start_ms;            // of the program
+    double useful_ms, saved_ms; // of steps that were applied: all, and in checkpoints
     int save_failures, lock;
     uint64_t saved_step;      // the newest checkpoint of this run; UINT64_MAX: none yet
 } Run;
@@ -4070,7 +4118,8 @@ static void signals_install(void) {
     sigaction(SIGTERM, &action, NULL);
     sigaction(SIGUSR1, &action, NULL);
     sigaction(SIGUSR2, &action, NULL);
-    signal(SIGPIPE, SIG_IGN); // a closed pipe is a write error, not the end
+    signal(SIGPIPE, SIG_IGN); // a closed pipe is a write error, not the end,
+    signal(SIGXFSZ, SIG_IGN); // and so is a file that grows over `ulimit -f`
 }
 
 // --- 15.1 loss on held-out data ---
@@ -4127,9 +4176,9 @@ static double hellaswag(Run *run) {
     const uint16_t *end = at + (bytes - 1024) / 2;
     for (int k = 0; k < header[2]; k++) {
         const uint16_t *e = at;
-        check(end - at >= FIXED && e[0] == 65535 && e[3] < e[4] && at + e[1] / 2 <= end &&
-              e[1] / 2 > FIXED + e[5], EXIT_INPUT, "%s: example %d is damaged or cut short", path,
-              k);
+        check(end - at >= FIXED && e[0] == 65535 && e[3] < e[4] && e[1] / 2 <= end - at &&
+              e[5] > 0 && e[1] / 2 > FIXED + e[5], EXIT_INPUT, "%s: example %d is damaged or cut "
+              "short", path, k);
         at += e[1] / 2;
         const uint16_t *context = e + FIXED, *next = context + e[5];
         double best = INFINITY;
@@ -4138,7 +4187,7 @@ static double hellaswag(Run *run) {
             check(next < at && next + next[0] < at && next[0] > 0, EXIT_INPUT, "%s: completion %d "
                   "of example %d leaves the example", path, c, k);
             size_t n = (size_t)e[5] + next[0]; // tokens; the last one is only a target
-            check(e[5] > 0 && n - 1 <= T, EXIT_USAGE, "%s: example %d has %zu tokens: --seq_len "
+            check(n - 1 <= T, EXIT_USAGE, "%s: example %d has %zu tokens: --seq_len "
                   "%zu is too short", path, k, n, T);
             for (size_t i = 0; i < n; i++) {
                 int32_t token = i < e[5] ? context[i] : next[1 + i - e[5]];
@@ -4169,6 +4218,75 @@ static double hellaswag(Run *run) {
 }
 
 // --- 15.2 one step ---
+// --inject KIND@STEP[xCOUNT][:RANK], for tests: in COUNT steps from STEP on, in that rank,
+// nan, inf, spike: the gradients are multiplied by NaN, Inf, 100 (spike: the loss as well); loss:
+// it is NaN; weights, flip: after the step a weight becomes NaN, a bit of it is flipped.
+static struct { char kind[8]; uint64_t step, count; int rank; } fault;
+
+static void inject_parse(const char *text) {
+    int used = 0, more = 0, fields;
+    fields = sscanf(text, "%7[a-z]@%" SCNu64 "%n", fault.kind, &fault.step, &used);
+    fault.count = 1;
+    if (sscanf(text + used, "x%" SCNu64 "%n", &fault.count, &more) == 1) used += more;
+    if (sscanf(text + used, ":%d%n", &fault.rank, &more) == 1) used += more;
+    check(!*text || (fields == 2 && !text[used] &&
+                     is_choice("nan|inf|spike|loss|weights|flip", fault.kind)), EXIT_USAGE,
+          "--inject wants nan, inf, spike, loss, weights or flip, then @STEP, xCOUNT, :RANK; "
+          "got '%s'", text);
+}
+static int inject_is_due(const char *kind, uint64_t step) { // all ranks count
+    if (strcmp(kind, fault.kind) || step < fault.step || fault.count == 0) return 0;
+    fault.count--;
+    return rank == fault.rank;
+}
+static void inject_weight(Model *model, uint64_t step) {
+    floatX *at = params_at(model, 0).lnfw, x = fX((real)NAN), flipped;
+    to_host(&flipped, at, sizeof x);
+    *(unsigned char *)&flipped ^= 1;
+    if (inject_is_due("weights", step)) to_dev(at, &x, sizeof x);
+    if (inject_is_due("flip", step)) to_dev(at, &flipped, sizeof x);
+}
+
+// Is x far above the last values? More than ten times the largest of at least 16 (Megatron-LM's
+// rule), or, when the window is full, more than zscore deviations above the mean (llm.c's).
+// These are taken as 1 % of the mean at least: what has settled is not held to its own noise.
+static int is_spike(const double *window, uint64_t count, double x, double zscore) {
+    size_t n = count < WINDOW ? (size_t)count : WINDOW;
+    double sum = 0, squares = 0, largest = 0;
+    for (size_t i = 0; i < n; i++) {
+        sum += window[i];
+        squares += window[i] * window[i];
+        largest = fmax(largest, window[i]);
+    }
+    double mean = sum / WINDOW, deviation = sqrt(fmax(0, squares / WINDOW - mean * mean));
+    if (zscore == 0 || n < 16) return 0;
+    if (x > 10 * largest) return 1;
+    return n == WINDOW && x - mean > zscore * fmax(deviation, 0.01 * mean);
+}
+// The gradients are applied, unless they or the loss are NaN, Inf or a spike. All ranks have the
+// same loss and norm, and so decide alike.
+static void train_apply(Run *run) {
+    State *state = &run->state;
+    const Flags *f = &run->flags;
+    double *losses = state->window, *norms = losses + WINDOW, z = f->spike_zscore;
+    uint64_t count = state->window_count, at = count % WINDOW;
+    int is_finite = isfinite(run->loss) && isfinite(run->norm);
+    int is_off = is_finite && (is_spike(losses, count, run->loss, z) ||
+                               is_spike(norms, count, run->norm, z));
+    if (is_finite && !is_off) {
+        state->window_count++;
+        losses[at] = run->loss;
+        norms[at] = run->norm;
+        gpt_update(&run->model, f, lr_at(f, state->step), run->norm, ++state->updates);
+        state->skipped_in_row = 0;
+        return;
+    }
+    state->skipped++;
+    state->skipped_in_row++;
+    state->spiked += (uint64_t)is_off;
+    say("warning: step %" PRIu64 ": loss %g, gradient norm %g: %sskipped\n", state->step + 1,
+        run->loss, run->norm, is_off ? "a spike, " : "");
+}
 // The micro-batches of one step, the gradients of their mean loss, the update. Process r takes the
 // micro-batches r * n .. r * n + n - 1 of the step's n * ranks.
 static void train_step(Run *run) {
@@ -4178,6 +4296,10 @@ static void train_step(Run *run) {
     size_t B = model->B, T = model->T, n = num_micro_batches(f), all = n * (size_t)ranks;
     double sum = 0, *losses = (double *)host_alloc(all * sizeof(double));
     progress.step = state->step + 1;
+    double spike = inject_is_due("spike", progress.step) ? 100 : 1; // 1 but in tests
+    double wrong = inject_is_due("nan", progress.step) ? NAN :
+                   inject_is_due("inf", progress.step) ? INFINITY : spike;
+    if (inject_is_due("loss", progress.step)) spike = NAN;
     for (size_t i = 0; i < n; i++) {
         size_t at = (size_t)rank * n + i;
         int accumulate = gpt_pass(model, i, n);
@@ -4186,7 +4308,7 @@ static void train_step(Run *run) {
         clock_lap(&run->clock, PHASE_input);
         gpt_forward(model, model->tokens, B, T);
         losses[at] = gpt_head(model, model->tokens + B * T, B * T,
-                              (real)(1.0 / (double)(all * B * T)), accumulate);
+                              (real)(wrong / (double)(all * B * T)), accumulate) * spike;
         clock_lap(&run->clock, PHASE_forward);
         gpt_backward(model, model->tokens, B, T, accumulate);
         clock_lap(&run->clock, PHASE_backward);
@@ -4198,16 +4320,8 @@ static void train_step(Run *run) {
     free(losses);
     run->loss = sum / (double)(all * B * T);
     run->norm = gpt_grad_norm(model);
-    if (isfinite(run->loss) && isfinite(run->norm)) {
-        gpt_update(model, f, lr_at(f, state->step), run->norm, ++state->updates);
-        state->skipped_in_row = 0;
-    } else {
-        state->skipped++;
-        state->skipped_in_row++;
-        say("warning: step %" PRIu64 ": loss %g, gradient norm %g: skipped\n", state->step + 1,
-            run->loss, run->norm);
-    }
-    state->step++;
+    train_apply(run);
+    inject_weight(model, ++state->step);
     state->samples += all * B;
     state->tokens += all * B * T;
     clock_lap(&run->clock, PHASE_update);
@@ -4242,7 +4356,9 @@ static void report_step(Run *run, double ms) {
     log_number(&t, "loss", run->loss);
     log_number(&t, "grad_norm", run->norm);
     log_number(&t, "lr", lr);
-    text_add(&t, ",\"tokens\":%" PRIu64 ",\"skipped\":%" PRIu64, state->tokens, state->skipped);
+    text_add(&t, ",\"tokens\":%" PRIu64 ",\"skipped\":%" PRIu64 ",\"spiked\":%" PRIu64
+             ",\"rollbacks\":%" PRIu64, state->tokens, state->skipped, state->spiked,
+             state->rollbacks);
     log_number(&t, "ms", ms);
     log_number(&t, "tok_per_s", tok_per_s);
     log_number(&t, "mfu", mfu);
@@ -4280,20 +4396,70 @@ static void report_validation(Run *run) {
     log_line(&run->log, &t);
     clock_lap(&run->clock, PHASE_validation);
 }
+// All ranks hold the same weights, or the run ends and names those that differ from most.
+static void run_check_replicas(const Run *run) {
+    if (run->flags.check_replicas == 0 || ranks == 1) return;
+    int64_t *hashes = (int64_t *)host_alloc((size_t)ranks * sizeof(int64_t));
+    hashes[rank] = gpt_weights_hash(&run->model);
+    comm_max_int(hashes, ranks); // the others' places are 0
+    Text odd = { NULL, 0, 0 };
+    for (int r = 0, alike = 0; r < ranks; r++, alike = 0) {
+        for (int other = 0; other < ranks; other++) alike += hashes[r] == hashes[other];
+        if (2 * alike <= ranks) text_add(&odd, " rank %d", r);
+    }
+    check(odd.at == NULL, EXIT_NUMERICS, "step %" PRIu64 ": the weights differ between the ranks, "
+          "off:%s: a processor or memory computes wrong; --resume without it", run->state.step,
+          odd.at);
+    free(hashes);
+}
 // A checkpoint that fails is no reason to lose the run: three in a row are.
 static void run_save(Run *run) {
     if (run->saved_step == run->state.step || run->flags.keep == 0) return;
+    run_check_replicas(run);
     int64_t failure = rank > 0 ? ckpt_give(&run->model) :
                       ckpt_save(&run->model, &run->state, &run->flags, &run->tokenizer);
     comm_max_int(&failure, 1);
     int error = (int)failure;
     clock_lap(&run->clock, PHASE_checkpoint);
     run->save_failures = error ? run->save_failures + 1 : 0;
+    const char *why = error == EDOM ? "a weight is NaN or Inf" : strerror(error);
     if (error) say("warning: step %" PRIu64 ": checkpoint failed: %s; earlier ones are kept\n",
-                   run->state.step, strerror(error));
-    else run->saved_step = run->state.step;
-    check(run->save_failures < 3, EXIT_IO, "%s: three checkpoints in a row failed: %s",
-          run->flags.out, strerror(error));
+                   run->state.step, why);
+    else {
+        run->saved_step = run->state.step;
+        run->saved_ms = run->useful_ms;
+    }
+    check(run->save_failures < 3, error == EDOM ? EXIT_NUMERICS : EXIT_IO,
+          "%s: three checkpoints in a row failed: %s", run->flags.out, why);
+}
+static void run_load(Run *run, Ckpt *ckpt, int is_training); // 15.4
+// Too many bad steps in a row: once in a run, all ranks go back to the newest good checkpoint. The
+// data does not: what led there is not read again (as in PaLM, Chowdhery et al. 2022).
+static void run_roll_back(Run *run) {
+    State now = run->state, *state = &run->state;
+    Ckpt ckpt;
+    int has_ckpt = now.rollbacks == 0 && ckpt_open_newest(&ckpt, run->flags.out);
+    say("warning: step %" PRIu64 ": %" PRIu64 " bad steps in a row\n", now.step,
+        now.skipped_in_row);
+    check(has_ckpt, EXIT_NUMERICS, "%" PRIu64 " steps in a row with a NaN, an Inf or a spike, %s; "
+          "lower --lr, or look at the data", now.skipped_in_row,
+          now.rollbacks ? "for the second time" : "and there is no checkpoint to go back to");
+    run_load(run, &ckpt, 1);
+    state->samples = now.samples;
+    state->tokens = now.tokens;
+    state->skipped = now.skipped;
+    state->spiked = now.spiked;
+    state->skipped_in_row = 0;
+    state->rollbacks = now.rollbacks + 1;
+    run->useful_ms = run->saved_ms;
+    run_check_replicas(run);
+    clock_lap(&run->clock, PHASE_checkpoint);
+}
+static void report_time(const Run *run) {
+    const double *ms = run->clock.all_ms, percent = (now_ms() - run->start_ms) / 100;
+    say("time: %.1f s, effective for training %.1f %%; checkpoints %.1f %%, communication %.1f %%, "
+        "validation %.1f %%\n", percent / 10, run->useful_ms / percent, ms[PHASE_checkpoint] /
+        percent, ms[PHASE_exchange] / percent, ms[PHASE_validation] / percent);
 }
 static int is_due(int64_t every, uint64_t step, int is_last) {
     return every > 0 && (is_last || step % (uint64_t)every == 0);
@@ -4332,9 +4498,14 @@ static int train(Run *run) {
         double start = now_ms();
         train_step(run);
         report_step(run, now_ms() - start);
-        if (state->skipped_in_row >= (uint64_t)f->skip_nonfinite) break;
-        int is_last = state->step == (uint64_t)f->steps;
-        if (is_last || is_due(f->save_every, state->step, 0)) run_save(run);
+        int is_last = state->step == (uint64_t)f->steps, is_good = state->skipped_in_row == 0;
+        if (is_good) run->useful_ms += now_ms() - start;
+        if (state->skipped_in_row >= (uint64_t)f->skip_nonfinite) {
+            run_roll_back(run);
+            continue;
+        }
+        if (is_due(f->check_replicas, state->step, 0)) run_check_replicas(run);
+        if (is_last || (is_good && is_due(f->save_every, state->step, 0))) run_save(run);
         if (is_due(f->val_every, state->step, is_last)) report_validation(run);
         if (rank == 0 && is_due(f->sample_every, state->step, is_last)) {
             gpt_sample(&run->model, &run->tokenizer, f, f->prompt, (size_t)f->sample_tokens,
@@ -4342,9 +4513,7 @@ static int train(Run *run) {
             clock_lap(&run->clock, PHASE_sampling);
         }
     }
-    check(state->skipped_in_row < (uint64_t)f->skip_nonfinite, EXIT_NUMERICS,
-          "%" PRIu64 " steps in a row with a NaN or Inf; the last checkpoint is good: lower --lr, "
-          "or look at the data", state->skipped_in_row);
+    report_time(run);
     if (stop) {
         run_save(run);
         check(run->saved_step == state->step || f->keep == 0, EXIT_IO, "stopped, but step %" PRIu64
@@ -4502,8 +4671,7 @@ static void run_load(Run *run, Ckpt *ckpt, int is_training) {
     if (is_training) {
         State now = run->state;
         gpt_load(&run->model, &ckpt->state, "mv");
-#define STATE_LOAD(name) run->state.name = ckpt_number(ckpt, #name);
-        STATE(STATE_LOAD)
+        ckpt_state(ckpt, &run->state);
         int is_same = now.train_crc == run->state.train_crc &&
                       now.train_tokens == run->state.train_tokens;
         check(is_same || run->flags.allow_data_change, EXIT_INPUT, "the training data changed "
@@ -4605,6 +4773,8 @@ static void run_compare(const Run *run, uint64_t step) {
 // From flags to a run that is ready: everything that can be refused is refused here.
 static void run_open(Run *run, const Flags *given) {
     run->flags = *given;
+    run->start_ms = now_ms();
+    inject_parse(given->inject);
     run->saved_step = UINT64_MAX;
     Flags *f = &run->flags;
     Model *model = &run->model;

@@ -77,6 +77,12 @@ same_state() {      # same_state A B: two checkpoints hold the same, bit for bit
 }
 field() { grep -ao "\"$1\":[^,}]*" "$2" | tail -n 1 | cut -d : -f 2; }  # field NAME FILE: the last
 
+strace_or_skip() {
+    command -v strace >/dev/null || skip "no strace; install strace"
+    strace -f -qq -o none true 2>/dev/null || skip "ptrace is not permitted here; install strace where it is"
+    ! is_sanitized || skip "the sanitizer's own system calls change the counts"
+}
+
 # --- a run in the background, held back by its log: a pipe of 64 KiB, some 200 lines of a step ---
 start() {           # start ARGUMENTS...
     [ -p log ] || mkfifo log

@@ -120,6 +120,30 @@ test_13_data_that_is_no_file() {
     chmod 000 closed
     if [ ! -r closed ]; then bad 3 'closed: Permission denied' --train closed; fi
 }
+# ./out ends at a checkpoint from which the run goes on, once the shard is as it was.
+shard_lost() {      # shard_lost COMMAND...: done to b.bin in mid-run
+    rm -rf out
+    start $tiny --train '[ab].bin' --steps 600 --save_every 40 --val_every 0
+    until_step 50
+    cp -p b.bin kept.bin
+    "$@"
+    finish
+    [ $status -eq 3 ] || { cat stderr; fail "exit code $status, want 3"; }
+    [ "$(grep -c '^error: b\.bin: ' stderr)" -eq 1 ] || { cat stderr; fail "b.bin is not named"; }
+    [ -d "out/$(newest)" ] && [ -z "$(find out -name '*.tmp')" ] || fail "$(ls out)"
+    mv kept.bin b.bin
+    gpt --resume --save_every 0
+    : >stderr
+}
+test_14_shard_that_goes_away_in_mid_run() {
+    shard a.bin $(tokens 400)
+    shard b.bin $(tokens 300)
+    shard_lost rm b.bin
+    shard_lost truncate -s -2 b.bin
+    shard_lost shard b.bin 1 2 3
+    shard_lost touch -d 2001-01-01 b.bin        # replaced by one of the same size
+    shard_lost eval 'rm b.bin; mkfifo b.bin'    # does not wait for a writer
+}
 test_15_shards_changed_at_resume() {
     shard a.bin $(tokens 100)
     shard b.bin $(tokens 60)
