@@ -195,9 +195,7 @@ def run_case(a, name, matmul, plan, peak_flops):
     ours = Program("train_gpt", command, a.env)
     ours.steps(1)       # for its flags; it starts again when PyTorch's settings are chosen
     ours.end()
-    head = json.loads(next(line for line in ours.lines if '"flags":' in line))
-    f = head["flags"]
-
+    f = (head := json.loads(next(s for s in ours.lines if '"flags":' in s)))["flags"]
     def start_peer(label, setting, **changes):
         worker_command = [a.python, __file__, "--worker", json.dumps({**f, **changes})]
         return Program("PyTorch, " + label, worker_command, {**a.env, **setting})

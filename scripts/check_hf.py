@@ -226,6 +226,7 @@ def main():
         print(f"error: {e}; see --help for what to install", file=sys.stderr)
         return 2
     torch.set_num_threads(1)
+    transformers.utils.logging.disable_progress_bar()
     print(f"torch {torch.__version__}, transformers {transformers.__version__}, tokenizers "
           f"{tokenizers.__version__}")
     return 0 if all([check_folder(a, f) for f in a.folders]) else 1

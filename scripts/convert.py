@@ -21,15 +21,12 @@ except ImportError:
 # Of each tensor: Hugging Face's name, GGUF's name, shape as in a PyTorch Linear: (out, in). In the
 # order of llm.c's file, where all layers of a tensor lie together.
 FIRST = [("wte.weight", "token_embd.weight", "V C"), ("wpe.weight", "position_embd.weight", "T C")]
-LAYER = [("ln_1.weight", "attn_norm.weight", "C"), ("ln_1.bias", "attn_norm.bias", "C"),
-         ("attn.c_attn.weight", "attn_qkv.weight", "3C C"),
-         ("attn.c_attn.bias", "attn_qkv.bias", "3C"),
-         ("attn.c_proj.weight", "attn_output.weight", "C C"),
-         ("attn.c_proj.bias", "attn_output.bias", "C"),
-         ("ln_2.weight", "ffn_norm.weight", "C"), ("ln_2.bias", "ffn_norm.bias", "C"),
-         ("mlp.c_fc.weight", "ffn_up.weight", "4C C"), ("mlp.c_fc.bias", "ffn_up.bias", "4C"),
-         ("mlp.c_proj.weight", "ffn_down.weight", "C 4C"),
-         ("mlp.c_proj.bias", "ffn_down.bias", "C")]
+LAYER = [(f"{hf}.{part}", f"{gguf}.{part}", size if part == "weight" else size.split()[0])
+         for hf, gguf, size in (
+             ("ln_1", "attn_norm", "C"), ("attn.c_attn", "attn_qkv", "3C C"),
+             ("attn.c_proj", "attn_output", "C C"), ("ln_2", "ffn_norm", "C"),
+             ("mlp.c_fc", "ffn_up", "4C C"), ("mlp.c_proj", "ffn_down", "C 4C"))
+         for part in ("weight", "bias")]
 LAST = [("ln_f.weight", "output_norm.weight", "C"), ("ln_f.bias", "output_norm.bias", "C")]
 LIMITS = dict(T=1 << 20, V=1 << 24, L=1024, NH=1024, C=65536)   # train_gpt's; the order is llm.c's
 HF_KEYS = dict(T="n_positions", V="vocab_size", L="n_layer", NH="n_head", C="n_embd")
