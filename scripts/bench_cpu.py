@@ -7,12 +7,12 @@
 Both start from the same weights, take the same batches and learning rates, and must agree on the
 loss of every step. They take turns of some steps; one is stopped while the other runs. "1.5x": as
 long as train_gpt, median (and range) over the rounds of the ratio of their medians. The peer is the
-fastest of several settings of PyTorch. Exit: 1 losses disagree, 2 usage, 3 a program failed.
+fastest of several settings of PyTorch, chosen once for small and once for large models. Exit codes:
+1 the losses disagree, 2 usage, 3 a program failed. On a shared machine set OMP_WAIT_POLICY=passive.
 """
 import argparse, atexit, ctypes.util, json, math, os, re, shlex, shutil, signal, subprocess, sys
 import tempfile, time
 from statistics import median
-
 # Flags of train_gpt; steps and rounds in full; the same with --quick.
 CASES = {
     "tiny": (["--layers", "2", "--channels", "64"], (122, 3), (42, 2)),    # shows that all works
@@ -155,8 +155,8 @@ class Program:
 
 def find_options(folder):
     """What may make PyTorch faster: environment variables by name."""
-    options = {"AVX-512 ops": {"ATEN_CPU_CAPABILITY": "avx512"},
-               "passive waiting": {"OMP_WAIT_POLICY": "passive"}}
+    options = {"passive waiting": {"OMP_WAIT_POLICY": "passive"},
+               "AVX-512 ops": {"ATEN_CPU_CAPABILITY": "avx512"}}
     for file in output_of("sh", "-c", "dpkg -L libopenblas0-openmp").split():
         if file.endswith("/libopenblas.so.0"):
             options["OpenBLAS with OpenMP"] = {"LD_LIBRARY_PATH": os.path.dirname(file)}
@@ -200,7 +200,7 @@ def run_case(a, name, matmul, plan, peak_flops):
         worker_command = [a.python, __file__, "--worker", json.dumps({**f, **changes})]
         return Program("PyTorch, " + label, worker_command, {**a.env, **setting})
 
-    key, trials = (name.removesuffix("_long"), matmul), 2 if "--model" in flags else 15
+    key, trials = ("--model" in flags, matmul), 2 if "--model" in flags else 15
     label, setting, tried = a.best[key] = a.best.get(key) or choose(start_peer, a.options, trials)
     ours = Program("train_gpt", command, a.env)
     programs = [ours, start_peer(label, setting)]
@@ -258,7 +258,7 @@ def parse():
     a.cases, a.matmul = a.cases.split(","), a.matmul.split(",")
     for word in {*a.cases}.difference(CASES) | {*a.matmul}.difference(TOLERANCE):
         stop(2, f"{word} is not known: cases {', '.join(CASES)}; matmul {', '.join(TOLERANCE)}")
-    if a.threads < 1 or (a.recipe_steps or 50) < 50:
+    if min(a.threads, (a.recipe_steps or 50) - 49) < 1:
         stop(2, "wanted: --threads 1 or more, --recipe_steps 50 or more")
     a.train = a.train or output_of("sh", root + "/data/get.sh").strip()
     for path in (a.program, a.train, a.llmc or a.train):
