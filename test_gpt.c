@@ -869,6 +869,44 @@ static void test_recompute_levels_give_the_same_bits(void) {
         gpt_free(&m);
     }
 }
+// --matmul bf16 rounds the operands of products only: losses of 10 steps within 1e-3 of fp32's, all
+// gradients together within 1 % in norm.
+static void test_bf16_products_follow_fp32(void) {
+    if (is_fp64 || has_master) return;
+    enum { B = 2, T = 65, V = 257 };
+    double losses[2][10], squares = 0, norm = 0;
+    real *want = NULL;
+    for (int is_bf16 = 0; is_bf16 < 2; is_bf16++) {
+        matmul_bf16 = is_bf16;
+        Model m;
+        model_make(&m, config_of(3, 2, 80, T, V), B, T, 0);
+        gpt_init_weights(&m, 1337);
+        tokens_fill(m.tokens, 2 * B * T, V, 1);
+        char *argv[] = { (char *)"t" };
+        Flags f = flags_parse(1, argv);
+        for (uint64_t step = 0; step < 10; step++) {
+            losses[is_bf16][step] = model_gradients(&m, m.tokens, B, T);
+            size_t count = m.layout.count;
+            if (step == 0 && !is_bf16) {
+                want = (real *)host_alloc(count * sizeof(real));
+                memcpy(want, m.grads, count * sizeof(real));
+            }
+            for (size_t i = 0; step == 0 && is_bf16 && i < count; i++) {
+                squares += pow((double)(m.grads[i] - want[i]), 2);
+                norm += pow((double)want[i], 2);
+            }
+            gpt_update(&m, &f, 1e-3, gpt_grad_norm(&m), step + 1);
+        }
+        gpt_free(&m);
+    }
+    matmul_bf16 = 0;
+    double error = sqrt(squares / norm);
+    expect(error <= 0.01 && error > 1e-5, "gradients differ by %g", error); // it did round
+    for (int k = 0; k < 10; k++)
+        expect(fabs(losses[1][k] - losses[0][k]) <= 1e-3, "step %d: %.6f, fp32 %.6f", k,
+        losses[1][k], losses[0][k]);
+    free(want);
+}
 static void test_gradients_do_not_depend_on_threads(void) {
     enum { B = 2, T = 130, V = 257 };
     int threads = omp_get_max_threads();
@@ -1661,7 +1699,8 @@ static void test_spikes_are_told_from_noise(void) {
     X(test_initial_weights_equal_pytorch) X(test_golden_model) \
     X(test_parameter_count_of_gpt2) X(test_textbook_budgets) \
     X(test_counted_flops_backward_is_twice_forward) X(test_recompute_levels_give_the_same_bits) \
-    X(test_gradients_do_not_depend_on_threads) X(test_accumulation_equals_the_large_batch) \
+    X(test_bf16_products_follow_fp32) X(test_gradients_do_not_depend_on_threads) \
+    X(test_accumulation_equals_the_large_batch) \
     X(test_first_gradient_overwrites_what_was_there) X(test_layout_does_not_depend_on_ranks) \
     X(test_shards_cover_every_element_once) X(test_micro_batches_are_added_pairwise) \
     X(test_head_in_chunks_equals_plain_loss) \
