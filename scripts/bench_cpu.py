@@ -8,11 +8,12 @@ Both start from the same weights, take the same batches and learning rates, and 
 loss of every step. They take turns of some steps; one is stopped while the other runs. "1.5x": as
 long as train_gpt, median (and range) over the rounds of the ratio of their medians. The peer is the
 fastest of several settings of PyTorch, chosen once for small and once for large models. Exit codes:
-1 the losses disagree, 2 usage, 3 a program failed. On a shared machine set OMP_WAIT_POLICY=passive.
+1 losses disagree, 2 usage, 3 a program failed. OMP_WAIT_POLICY=passive helps both on a busy machine.
 """
 import argparse, atexit, ctypes.util, json, math, os, re, shlex, shutil, signal, subprocess, sys
 import tempfile, time
 from statistics import median
+
 # Flags of train_gpt; steps and rounds in full; the same with --quick.
 CASES = {
     "tiny": (["--layers", "2", "--channels", "64"], (122, 3), (42, 2)),    # shows that all works
@@ -22,7 +23,7 @@ CASES = {
     "d24": (["--model", "d24", "--batch_size", "4", "--seq_len", "64"], (14, 3), (6, 1)),
 }
 WARMUP = 2      # steps before the first round, which touch memory for the first time
-TOLERANCE = {"fp32": 1e-3, "bf16": 1e-2}    # of a loss; autocast stores activations in bf16
+TOLERANCE = {"fp32": 1e-3, "bf16": 3e-2}    # of a loss; autocast is off its own fp32 by 1.2e-2
 MALLOC = ("glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:"     # large pages; keep what was freed
           "glibc.malloc.trim_threshold=137438953472:glibc.malloc.top_pad=268435456")
 # Sends PyTorch 1.13's fp32 products to oneDNN instead of BLAS; row-major, so A and B change places.
@@ -155,8 +156,7 @@ class Program:
 
 def find_options(folder):
     """What may make PyTorch faster: environment variables by name."""
-    options = {"passive waiting": {"OMP_WAIT_POLICY": "passive"},
-               "AVX-512 ops": {"ATEN_CPU_CAPABILITY": "avx512"}}
+    options = {"AVX-512 ops": {"ATEN_CPU_CAPABILITY": "avx512"}}
     for file in output_of("sh", "-c", "dpkg -L libopenblas0-openmp").split():
         if file.endswith("/libopenblas.so.0"):
             options["OpenBLAS with OpenMP"] = {"LD_LIBRARY_PATH": os.path.dirname(file)}
