@@ -8,7 +8,7 @@ Both start from the same weights, take the same batches and learning rates, and 
 loss of every step. They take turns of some steps; one is stopped while the other runs. "1.5x": as
 long as train_gpt, median (and range) over the rounds of the ratio of their medians. The peer is the
 fastest of several settings of PyTorch, chosen once for small and once for large models. Exit codes:
-1 losses disagree, 2 usage, 3 a program failed. OMP_WAIT_POLICY=passive helps both on a busy machine.
+1 losses disagree, 2 usage, 3 a program failed. OMP_WAIT_POLICY=passive helps both on a busy one.
 """
 import argparse, atexit, ctypes.util, json, math, os, re, shlex, shutil, signal, subprocess, sys
 import tempfile, time
