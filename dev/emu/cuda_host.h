@@ -316,7 +316,7 @@ namespace emu {
 template <class To, class From> To bits(From from) {
     static_assert(sizeof(To) == sizeof(From));
     To to;
-    memcpy(&to, &from, sizeof to);
+    memcpy((void*)&to, &from, sizeof to);
     return to;
 }
 } // namespace emu
@@ -423,13 +423,13 @@ namespace emu {
 struct Mma { float* d; const uint32_t *a, *b; const float* c; };
 
 // D (16,8) = A (16,16) B (16,8) + C. The PTX manual spreads the elements over the lanes like this
-// (g = lane / 4, t = lane % 4; a 32-bit register holds two bf16, low half first):
+// (g = lane / 4, t = lane % 4; a 32-bit register holds two elements, low half first):
 //   A register r   row g + 8 * (r & 1)             columns 2t + 8 * (r >> 1) + {0, 1}
 //   B register r   rows 2t + 8 * r + {0, 1}        column g
 //   C, D value i   row g + 8 * (i >> 1)            column 2t + (i & 1)
-inline void mma_all(void* const lanes[32], unsigned) {
-    auto low = [](uint32_t r) { return bits<float>(r << 16); };
-    auto high = [](uint32_t r) { return bits<float>(r & 0xffff0000u); };
+template <class T> void mma_all(void* const lanes[32], unsigned) {
+    auto low = [](uint32_t r) { return (float)bits<T>((uint16_t)r); };
+    auto high = [](uint32_t r) { return (float)bits<T>((uint16_t)(r >> 16)); };
     float A[16][16], B[16][8], D[16][8];
     for (int l = 0; l < 32; l++) {
         auto* m = (Mma*)lanes[l];
@@ -451,10 +451,16 @@ inline void mma_all(void* const lanes[32], unsigned) {
             ((Mma*)lanes[l])->d[i] = D[l / 4 + 8 * (i >> 1)][l % 4 * 2 + (i & 1)];
     count(counters.mma);
 }
+template <class T>      // __nv_bfloat16 or __half
+inline void mma_m16n8k16(float d[4], const uint32_t a[4], const uint32_t b[2], const float c[4],
+                         EMU_SITE) {
+    static_assert(sizeof(T) == 2, "mma.m16n8k16 takes 16-bit elements");
+    Mma m{d, a, b, c};
+    warp_op("mma.m16n8k16", ~0u, &m, mma_all<T>, true, site);
+}
 inline void mma_m16n8k16_bf16(float d[4], const uint32_t a[4], const uint32_t b[2],
                               const float c[4], EMU_SITE) {
-    Mma m{d, a, b, c};
-    warp_op("mma.m16n8k16.bf16", ~0u, &m, mma_all, true, site);
+    mma_m16n8k16<__nv_bfloat16>(d, a, b, c, site);
 }
 
 // ldmatrix loads N 8x8 matrices of 16-bit elements: lane 8i + j names row j of matrix i, and lane l
