@@ -84,11 +84,13 @@ static void tokens_fill(int32_t *tokens, size_t count, size_t V, uint64_t seed) 
 }
 static double model_loss(Model *m, const int32_t *batch, size_t B, size_t T) { // mean; no gradients
     gpt_forward(m, batch, B, T);
-    return gpt_head(m, batch + B * T, B * T, 0, 0) / (double)(B * T);
+    gpt_head(m, batch + B * T, B * T, 0, 0);
+    return gpt_loss(m, B * T) / (double)(B * T);
 }
 static double model_gradients(Model *m, const int32_t *batch, size_t B, size_t T) {
     gpt_forward(m, batch, B, T);
-    double sum = gpt_head(m, batch + B * T, B * T, (real)(1.0 / (double)(B * T)), 0);
+    gpt_head(m, batch + B * T, B * T, (real)(1.0 / (double)(B * T)), 0);
+    double sum = gpt_loss(m, B * T);
     gpt_backward(m, batch, B, T, 0);
     return sum / (double)(B * T);
 }
@@ -194,7 +196,7 @@ static void matmul_case(size_t N, size_t C, size_t OC, int has_bias, int has_gel
     free(got); free(got_pre); free(row); free(row_pre);
 }
 static void test_matmul_forward_at_awkward_shapes(void) {
-    ops_init(1, 1);
+    ops_init(1, 1, 1, 1, 0);
     const size_t sizes[] = { 1, 7, 20, 65, 130 }, outputs[] = { 1, 3, 66, 257 };
     for (size_t n = 0; n < 5; n++) for (size_t c = 0; c < 5; c++) for (size_t o = 0; o < 4; o++)
         for (int kind = 0; kind < 8; kind++)
@@ -204,7 +206,7 @@ static void test_matmul_forward_at_awkward_shapes(void) {
     ops_free();
 }
 static void test_matmul_backward_adds_or_assigns(void) {
-    ops_init(1, 1);
+    ops_init(1, 1, 1, 1, 0);
     enum { N = 7, C = 20, OC = 33 };
     floatX *inp = make(N * C, 1, 1, 0), *w = make(OC * C, 2, 1, 0), *dout = make(N * OC, 3, 1, 0);
     floatX *dinp = make_nan(N * C);
@@ -224,7 +226,7 @@ static void test_matmul_backward_adds_or_assigns(void) {
 // softmax(q k^T / sqrt(HS)) v by its definition, in double.
 static void attention_case(size_t B, size_t T, size_t NH, size_t HS, double scale) {
     size_t C = NH * HS;
-    ops_init(T, HS);
+    ops_init(1, T, HS, 1, 0);
     floatX *qkv = make(B * T * 3 * C, T, scale, 0), *out = make_nan(B * T * C);
     real *lse = make_nan_real(B * NH * T);
     double *want = (double *)host_alloc(B * T * C * sizeof(double));
@@ -268,7 +270,7 @@ static void test_attention_forward_equals_plain_softmax(void) {
 }
 static void test_attention_forward_is_causal(void) {
     enum { T = 130, NH = 2, HS = 16, C = NH * HS, CUT = 77 };
-    ops_init(T, HS);
+    ops_init(1, T, HS, 1, 0);
     floatX *qkv = make(T * 3 * C, 5, 1, 0), *out = make_nan(T * C), *out2 = make_nan(T * C);
     real *lse = make_nan_real(NH * T);
     attention_forward(out, lse, qkv, 1, T, C, NH);
@@ -490,7 +492,7 @@ static void test_layernorm_backward_equals_differences(void) {
 }
 static void test_matmul_backward_equals_differences(void) {
     if (!is_fp64) return;
-    ops_init(1, 1);
+    ops_init(1, 1, 1, 1, 0);
     const size_t shapes[][3] = { { 1, 1, 1 }, { 7, 20, 33 }, { 65, 17, 66 }, { 130, 65, 100 } };
     for (int k = 0; k < 4; k++) {
         OpCase o = op_case(1, shapes[k][0], shapes[k][1], 1, shapes[k][2], 0);
@@ -519,7 +521,7 @@ static void test_attention_backward_equals_differences(void) {
     for (int k = 0; k < 4; k++) {
         OpCase o = op_case(2, shapes[k][0], shapes[k][1] * shapes[k][2], shapes[k][1], 0, 0);
         size_t N = o.B * o.T;
-        ops_init(o.T, shapes[k][2]);
+        ops_init(1, o.T, shapes[k][2], 1, 0);
         o.inp = make(N * 3 * o.C, 1, 2, 0);
         o.out = make_nan(N * o.C);
         o.lse = make_nan_real(N * o.NH);
@@ -682,7 +684,7 @@ static void dump_case(const char *path, int recompute) {
             expect(d <= (is_fp64 ? 1e-9 : has_master ? 0.03 : 1e-5), "logits differ by %g", d);
             free(got);
         }
-        double loss = model_gradients(&m, m.tokens, B, T), norm = gpt_grad_norm(&m);
+        double loss = model_gradients(&m, m.tokens, B, T), norm = gpt_grad_norm(&m, NULL);
         double want = st_number(&st, "losses", step), want_norm = st_number(&st, "grad_norms",
             step);
         if (step == 0) {
@@ -895,7 +897,7 @@ static void test_bf16_products_follow_fp32(void) {
                 squares += pow((double)(m.grads[i] - want[i]), 2);
                 norm += pow((double)want[i], 2);
             }
-            gpt_update(&m, &f, 1e-3, gpt_grad_norm(&m), step + 1);
+            gpt_update(&m, &f, 1e-3, gpt_grad_norm(&m, NULL), step + 1);
         }
         gpt_free(&m);
     }

@@ -89,6 +89,8 @@ static void advise_huge(void *p, size_t bytes) { madvise(p, bytes, MADV_HUGEPAGE
 #else
 static void advise_huge(void *p, size_t bytes) { (void)p; (void)bytes; }
 #endif
+#define PROGRAM_NAME "train_gpt"
+enum { CHANNELS_UNIT = 1 }; // C is a multiple of it
 // PRECISION: what weights and activations are stored in (floatX) and sums are kept in (real).
 #if defined(PRECISION_FP64)      // for tests: finite differences, and 9 digits against PyTorch
 typedef double real, floatX;
@@ -247,7 +249,10 @@ static MPI_Request *net_request(void) {
     }
     return &net_requests[net_count++];
 }
-static void net_post(void *x, int bytes, int peer, int is_send) { // returns at once
+// Messages are posted between begin and end, under way until net_wait.
+static void net_begin(void) {}
+static void net_end(void) {}
+static void net_post(void *x, int bytes, int peer, int is_send) {
     if (is_send) MPI_Isend(x, bytes, MPI_BYTE, peer, 0, MPI_COMM_WORLD, net_request());
     else MPI_Irecv(x, bytes, MPI_BYTE, peer, 0, MPI_COMM_WORLD, net_request());
 }
@@ -276,6 +281,8 @@ static void net_init(int *rank, int *ranks, int *node_ranks) {
 }
 static void net_finish(void) {}
 static void net_abort(int code) { _exit(code); }
+static void net_begin(void) {}
+static void net_end(void) {}
 static void net_post(void *x, int bytes, int peer, int is_send) {
     (void)x; (void)bytes; (void)peer; (void)is_send;
 }
@@ -698,7 +705,7 @@ static const char *const group_titles[NUM_GROUPS] = {
     X(F, eps,               TRAIN,  "1e-8",   0, 1,       "AdamW, added to the root") \
     X(F, grad_clip,         TRAIN,  "1",      0, 1e9,     "largest gradient norm; 0: off") \
     X(I, seed,              TRAIN,  "1337",   0, 4294967295.0, "weights, shuffle, samples") \
-    X(E, matmul,            TRAIN,  "fp32",   0, 0,       "fp32|bf16") \
+    X(E, matmul,            TRAIN,  "fp32",   0, 0,       "fp32|tf32|bf16") \
     X(I, zero,              TRAIN,  "1",      0, 1,       "1: a rank keeps its share of m and v") \
     X(I, pairwise,          TRAIN,  "1",      0, 1,       "0: one gradient buffer, other sums") \
     X(I, recompute,         TRAIN,  "0",      0, 3,       "redo: 1 GELU, 2 +layernorms, 3 layers") \
@@ -1090,22 +1097,33 @@ static void dev_free(void *p) { free(p); }
 static void dev_zero(void *p, size_t bytes) { memset(p, 0, bytes); }
 static void to_dev(void *dev, const void *host, size_t bytes) { memcpy(dev, host, bytes); }
 static void to_host(void *host, const void *dev, size_t bytes) { memcpy(host, dev, bytes); }
+static void dev_copy(void *to, const void *from, size_t bytes) { memcpy(to, from, bytes); }
 static void dev_sync(void) {}
+// What a GPU does on its own time: marks of it, and work beside the main work. Here all is done
+// when a call returns.
+static double stamps_ms[256];
+enum { NUM_STAMPS = sizeof stamps_ms / sizeof *stamps_ms };
+static void dev_stamp(int i) { stamps_ms[i] = now_ms(); } // when what has been started is done
+static double dev_stamps_ms(int from, int to) { return stamps_ms[to] - stamps_ms[from]; }
+static void dev_side_begin(void) {} // what follows is done beside what comes after dev_side_end
+static void dev_side_end(void) {}
+static void dev_side_join(void) {}  // what follows waits for it
 static void values_to_host(real *host, const floatX *dev, size_t count) {
     for (size_t i = 0; i < count; i++) host[i] = f32(dev[i]);
 }
 static void values_to_dev(floatX *dev, const real *host, size_t count) {
     for (size_t i = 0; i < count; i++) dev[i] = fX(host[i]);
 }
-static size_t dev_bytes_free(void) { // what a new process could still allocate; 0: not known
+static size_t dev_bytes_free(void) { // this process's share of what is free; 0: not known
     unsigned long long kib = 0;
     char line[128];
     FILE *f = fopen("/proc/meminfo", "r");
     while (f != NULL && fgets(line, sizeof line, f))
         if (sscanf(line, "MemAvailable: %llu", &kib) == 1) break;
     if (f != NULL) fclose(f);
-    return (size_t)kib * 1024;
+    return (size_t)kib * 1024 / (size_t)node_ranks;
 }
+static char *dev_name(void) { return text_of("%d threads", omp_get_max_threads()); }
 
 // === 6. Ops ======================================================================================
 // Forward beside backward. Every op gives the same bits for any number of threads: work is divided
@@ -1439,6 +1457,11 @@ INLINE void gemm_blocks(Out c, Mat a, Mat b, size_t M, size_t N, size_t K, int b
 NOINLINE void gemm_serial(Out c, Mat a, Mat b, size_t M, size_t N, size_t K) {
     if (is_bf16_product()) gemm_blocks(c, a, b, M, N, K, 1);
     else gemm_blocks(c, a, b, M, N, K, 0);
+}
+
+static void matmul_choose(const char *how) { // --matmul
+    check(strcmp(how, "tf32") != 0, EXIT_USAGE, "--matmul tf32 is for GPUs; fp32 or bf16");
+    matmul_bf16 = !strcmp(how, "bf16");
 }
 
 // gemm: the same by all threads: tm x tn rectangles, so that the largest one costs least
@@ -1800,6 +1823,12 @@ static void sum_squares(double *out, const real *x, size_t parts, size_t step) {
         out[k] = sum;
     }
 }
+// sum_values: out[0] = the sum of x[0 .. count), in double and in order.
+static void sum_values(double *out, const real *x, size_t count) {
+    double sum = 0;
+    for (size_t i = 0; i < count; i++) sum += x[i];
+    *out = sum;
+}
 // vector_add: out[i] += x[i], a step of a sum over micro-batches or ranks.
 static void vector_add(real *out, const real *x, size_t count) {
     #pragma omp parallel for simd schedule(static)
@@ -1807,16 +1836,17 @@ static void vector_add(real *out, const real *x, size_t count) {
 }
 
 // --- 6.9 scratch of the ops ---
-// Allocated once; --plan counts it. T: longest sequence, HS: head size of the model.
-static size_t ops_bytes(size_t T, size_t HS) {
+// Allocated once, for the largest micro-batch, and counted by --plan.
+static size_t ops_bytes(size_t B, size_t T, size_t C, size_t NH, size_t Vp) {
+    (void)B; (void)Vp;
     Attention unused;
-    size_t count = GEMM_SCRATCH + attention_lay_out(&unused, NULL, T, HS);
+    size_t count = GEMM_SCRATCH + attention_lay_out(&unused, NULL, T, C / NH);
     return (size_t)omp_get_max_threads() * count * sizeof(real);
 }
-static void ops_init(size_t T, size_t HS) {
+static void ops_init(size_t B, size_t T, size_t C, size_t NH, size_t Vp) {
     attention_T = T;
-    attention_HS = HS;
-    gemm_scratch = (real *)dev_alloc(ops_bytes(T, HS), "scratch of the ops");
+    attention_HS = C / NH;
+    gemm_scratch = (real *)dev_alloc(ops_bytes(B, T, C, NH, Vp), "scratch of the ops");
     attention_scratch = gemm_scratch + (size_t)omp_get_max_threads() * GEMM_SCRATCH;
 }
 static void ops_free(void) { dev_free(gemm_scratch); }
@@ -1868,6 +1898,8 @@ static void config_check(Config *c, int code, const char *source) {
     check(c->C >= 1 && c->C <= 65536, code, "%s: channels %zu, limit 1 to 65536", source, c->C);
     check(c->NH >= 1 && c->C % c->NH == 0, code, "%s: %zu channels do not divide into %zu heads",
           source, c->C, c->NH);
+    check(c->C % CHANNELS_UNIT == 0, code, "%s: %zu channels, %s wants a multiple of %d", source,
+          c->C, PROGRAM_NAME, CHANNELS_UNIT);
     check(c->maxT >= 1 && c->maxT <= 1048576, code, "%s: max_seq_len %zu, limit 1 to 1048576",
           source, c->maxT);
     check(c->V >= 1 && c->V <= 16777216, code, "%s: vocab_size %zu, limit 1 to 16777216", source,
@@ -2042,6 +2074,7 @@ static size_t acts_lay_out(ActInfo *out, Config c, size_t B, size_t T, int r, in
     X(inbox,     real,    inbox_count(&y) * is_trained,                       "others' gradients") \
     X(acts,      char,    act_bytes,                                          "activations") \
     X(tokens,    int32_t, 2 * B * T,                                          "tokens") \
+    X(totals,    double,  y.num_buckets * PARTS + model->passes,              "totals") \
     X(cache,     floatX,  2 * c.L * cache_T * c.C,                            "key-value cache")
 
 #define BUFFER_ENUM(name, ...) BUF_##name,
@@ -2059,11 +2092,13 @@ typedef struct {
     int levels;           // the gradients of 2^levels micro-batches, or runs of them, are added
     int slot, folds;      //   pairwise (10): a pass goes to buffer slot, then folds sums follow
     int is_last_pass;     //   of the step: then the buckets go to the other ranks
+    size_t passes;        // micro-batches of this rank in a step
     size_t cache_T;       // positions in the key-value cache, 0: no sampling
     Layout layout;
     ActInfo act_infos[NUM_ACTS];
     BUFFERS(BUFFER_FIELD)
-    real *losses;         // (B*T) on the host, of the last gpt_head
+    real *losses;         // (B*T) on the host, see gpt_loss
+    double *read;         // totals on the host: squares of the gradients' parts, losses of passes
 } Model;
 
 // Elements of m, v or master that this rank keeps for `count` elements of weights.
@@ -2083,7 +2118,7 @@ static void gpt_plan(Model *model, BufferInfo *infos) {
     model->layout = y;
 #define BUFFER_ROW(name, type, count, what) { what, (size_t)(count) * sizeof(type) },
     BufferInfo rows[] = { BUFFERS(BUFFER_ROW) { "scratch of the ops", 0 } };
-    rows[BUF_scratch].bytes = ops_bytes(max_size(T, cache_T), c.C / c.NH);
+    rows[BUF_scratch].bytes = ops_bytes(B, max_size(T, cache_T), c.C, c.NH, c.Vp);
     memcpy(infos, rows, sizeof rows);
 }
 static void gpt_alloc(Model *model) {
@@ -2093,12 +2128,15 @@ static void gpt_alloc(Model *model) {
     model->name = (type *)dev_alloc(infos[BUF_##name].bytes, infos[BUF_##name].what);
     BUFFERS(BUFFER_ALLOC)
     model->losses = (real *)host_alloc(model->B * model->T * sizeof(real));
-    ops_init(max_size(model->T, model->cache_T), model->config.C / model->config.NH);
+    model->read = (double *)host_alloc(infos[BUF_totals].bytes);
+    ops_init(model->B, max_size(model->T, model->cache_T), model->config.C, model->config.NH,
+             model->config.Vp);
 }
 static void gpt_free(Model *model) {
 #define BUFFER_FREE(name, ...) dev_free(model->name);
     BUFFERS(BUFFER_FREE)
     free(model->losses);
+    free(model->read);
     ops_free();
 }
 
@@ -2125,7 +2163,7 @@ static Acts acts_at(const Model *model, size_t l) {
 }
 
 // --- 7.4 to the host and back, bucket by bucket ---
-static void comm_gather(real *x, size_t count); // 9
+static void comm_gather(real *host, const real *dev, size_t count, real *inbox); // 9
 static real *state_of(const Model *model, char group, size_t bucket, size_t *lo, size_t *count) {
     size_t start = bucket_start(&model->layout, bucket);
     *count = state_count(model, bucket_count(&model->layout, bucket));
@@ -2144,7 +2182,7 @@ static void bucket_to_host(real *out, const Model *model, char group, size_t buc
     }
     const real *state = state_of(model, group, bucket, &lo, &count);
     to_host(out + lo, state, count * sizeof(real));
-    if (model->zero) comm_gather(out, all);
+    if (model->zero) comm_gather(out, state, all, model->inbox);
 }
 // Every rank has all values, and takes what it keeps.
 static void bucket_to_dev(Model *model, char group, size_t bucket, const real *values) {
@@ -2209,9 +2247,8 @@ static void gpt_forward(Model *model, const int32_t *tokens, size_t B, size_t T)
 }
 
 // The head, in chunks of rows: logits, loss and, when dloss != 0, on to the gradients of lnf and
-// wte while the chunk's logits are still in the cache. Returns the sum of the losses of the N
-// tokens.
-static double gpt_head(Model *model, const int32_t *targets, size_t N, real dloss, int accumulate) {
+// wte while the chunk's logits are still in the cache. The N losses stay in acts.losses.
+static void gpt_head(Model *model, const int32_t *targets, size_t N, real dloss, int accumulate) {
     size_t C = model->config.C, V = model->config.V, Vp = model->config.Vp;
     Params p = params_at(model, 0);
     Grads g = grads_at(model, 0);
@@ -2225,8 +2262,10 @@ static double gpt_head(Model *model, const int32_t *targets, size_t N, real dlos
             matmul_backward(a.dnarrow + n * C, g.wte, NULL, a.logits, lnf, p.wte, NULL, rows, C, Vp,
                             accumulate || n > 0);
     }
+}
+static double gpt_loss(Model *model, size_t N) { // sum over the tokens of the last gpt_head
     double sum = 0;
-    to_host(model->losses, a.losses, N * sizeof(real));
+    to_host(model->losses, acts_at(model, 0).losses, N * sizeof(real));
     for (size_t n = 0; n < N; n++) sum += model->losses[n]; // in order: the same bits every time
     return sum;
 }
@@ -2275,7 +2314,7 @@ static void gpt_backward(Model *model, const int32_t *tokens, size_t B, size_t T
     gpt_bucket_done(model, 0);
 }
 
-// === 9. Processes ================================================================================
+// === 9. Processes ====================================================================== [shared]
 // Every rank runs this program on its share of each step's micro-batches, and they meet in few
 // calls: all ranks make the same ones in the same order. The result is the same whatever `ranks` is
 // because sums over ranks are taken in an order that only the position in the batch decides.
@@ -2317,7 +2356,7 @@ static void comm_post(void *x, size_t bytes, int peer, int is_send) {
         net_post((char *)x + at, (int)min_size(CHUNK, bytes - at), peer, is_send);
     if (is_send) comm_sent_bytes += bytes;
 }
-static void comm_wait(void) { // until what was started has ended
+static void comm_wait(void) { // what follows, comes after what was started
     if (ranks > 1) net_wait();
 }
 // x[i] = the sum of all ranks' x[i], where at most one of them is not 0: exact in any order.
@@ -2331,19 +2370,28 @@ static void comm_max_int(int64_t *x, int count) { // x[i] = the largest of all r
 // x, of `count` elements of `size` bytes, has its shard of every rank on every rank: comm_wait().
 static void comm_all_gather_start(void *x, size_t count, size_t size) {
     char *own = (char *)x + shard_start(count, rank) * size;
+    if (ranks == 1) return;
+    net_begin();
     for (int d = 1; d < ranks; d++) {
         int from = (rank + ranks - d) % ranks, to = (rank + d) % ranks;
         comm_post((char *)x + shard_start(count, from) * size, shard_count(count, from) * size,
                   from, 0);
         comm_post(own, shard_count(count, rank) * size, to, 1);
     }
+    net_end();
 }
-static void comm_gather(real *x, size_t count) { // rank 0 gets every rank's shard of x
-    for (int r = 1; r < ranks; r++)
-        if (rank == 0 || rank == r)
-            comm_post(x + shard_start(count, r), shard_count(count, r) * sizeof(real),
-                      rank == 0 ? r : 0, rank == r);
-    comm_wait();
+// Rank 0's host gets the other ranks' shards of x, one after the other by way of its inbox; dev is
+// the shard of the caller.
+static void comm_gather(real *x, const real *dev, size_t count, real *inbox) {
+    for (int r = 1; r < ranks; r++) {
+        size_t bytes = shard_count(count, r) * sizeof(real);
+        if (rank > 0 && rank != r) continue;
+        net_begin();
+        comm_post(rank == 0 ? inbox : (void *)dev, bytes, rank == 0 ? r : 0, rank == r);
+        net_end();
+        comm_wait();
+        if (rank == 0) to_host(x + shard_start(count, r), inbox, bytes);
+    }
 }
 // x's shard of this rank = its sum over all ranks, added pairwise: (0 + 1) + (2 + 3) ... One such
 // sum is under way at a time, while the layer below is computed; a start ends the one before.
@@ -2356,23 +2404,27 @@ static void comm_reduce_scatter_wait(void) {
     size_t own = shard_count(comm_pending.count, rank);
     real *x = comm_pending.x + shard_start(comm_pending.count, rank), *inbox = comm_pending.inbox;
 #define SHARD_FROM(r) ((r) == rank ? x : inbox + (size_t)((r) < rank ? (r) : (r) - 1) * own)
+    dev_side_begin();
     comm_wait();
     for (int step = 1; step < ranks; step *= 2)
         for (int r = 0; r + step < ranks; r += 2 * step)
             vector_add(SHARD_FROM(r), SHARD_FROM(r + step), own);
-    if (rank > 0) memcpy(x, SHARD_FROM(0), own * sizeof(real));
+    if (rank > 0) dev_copy(x, SHARD_FROM(0), own * sizeof(real));
+    dev_side_end();
     comm_pending.x = NULL;
 }
 static void comm_reduce_scatter_start(real *x, size_t count, real *inbox) {
     comm_reduce_scatter_wait();
     if (ranks == 1) return;
     size_t own = shard_count(count, rank);
+    net_begin();
     for (int d = 1; d < ranks; d++) {
         int from = (rank + ranks - d) % ranks, to = (rank + d) % ranks;
         real *slot = inbox + (size_t)(from < rank ? from : from - 1) * own;
         comm_post(slot, own * sizeof(real), from, 0);
         comm_post(x + shard_start(count, to), shard_count(count, to) * sizeof(real), to, 1);
     }
+    net_end();
     comm_pending.x = x;
     comm_pending.inbox = inbox;
     comm_pending.count = count;
@@ -2468,7 +2520,6 @@ static double lr_at(const Flags *f, uint64_t step) {
     case 'l': return f->lr + (final - f->lr) * x;
     case 'w': return x <= 0.8 ? f->lr : final + (f->lr - final) * (1 - sqrt((x - 0.8) / 0.2));
     case 'i': return fmax(final, f->lr * sqrt(fmax(w, 1) / (s + 1)));
-    case 'c': break;
     }
     if (!strcmp(f->lr_schedule, "constant")) return f->lr;
     return final + (f->lr - final) * (1 + cos(M_PI * x)) / 2;
@@ -2502,25 +2553,33 @@ static void gpt_bucket_done(Model *model, size_t bucket) {
 static void gpt_reduce_wait(Model *model) {
     const Layout *y = &model->layout;
     comm_reduce_scatter_wait();
+    dev_side_join();
     for (size_t bucket = 0; bucket < y->num_buckets && !model->zero; bucket++)
         comm_all_gather_start(model->grads + bucket_start(y, bucket), bucket_count(y, bucket),
                               sizeof(real));
     comm_wait();
 }
 
+// What the host has to know of a step it reads at once, in gpt_grad_norm: there it waits for the
+// device. Before that, the loss of pass i of N tokens is kept; losses[i] has it afterwards.
+static void gpt_keep_loss(Model *model, size_t i, size_t N) {
+    sum_values(model->totals + model->layout.num_buckets * PARTS + i, acts_at(model, 0).losses, N);
+}
 // The norm of all gradients together, in double: each rank squares the parts of its shards.
-static double gpt_grad_norm(const Model *model) {
+static double gpt_grad_norm(Model *model, double *losses) {
     const Layout *y = &model->layout;
     size_t lo = shard_start(PARTS, rank), hi = shard_start(PARTS, rank + 1);
-    double *squares = (double *)host_alloc(y->num_buckets * PARTS * sizeof(double)), total = 0;
+    size_t num_squares = y->num_buckets * PARTS;
+    double total = 0;
     for (size_t bucket = 0; bucket < y->num_buckets; bucket++) {
         size_t step = bucket_count(y, bucket) / PARTS;
-        sum_squares(squares + bucket * PARTS + lo, model->grads + bucket_start(y, bucket) +
+        sum_squares(model->totals + bucket * PARTS + lo, model->grads + bucket_start(y, bucket) +
                     lo * step, hi - lo, step);
     }
-    comm_sum(squares, y->num_buckets * PARTS);
-    for (size_t k = 0; k < y->num_buckets * PARTS; k++) total += squares[k];
-    free(squares);
+    to_host(model->read, model->totals, (num_squares + model->passes) * sizeof(double));
+    for (size_t i = 0; i < model->passes; i++) losses[i] = model->read[num_squares + i];
+    comm_sum(model->read, num_squares);
+    for (size_t k = 0; k < num_squares; k++) total += model->read[k];
     return sqrt(total);
 }
 
@@ -4053,16 +4112,32 @@ static void print_plan(const Model *planned, const Flags *f) {
 enum { PHASES(PHASE_ENUM) NUM_PHASES };
 static const char *const phase_names[NUM_PHASES] = { PHASES(PHASE_NAME) };
 
-// since the last line of the log, and since the start; at: when the last phase ended
-typedef struct { double ms[NUM_PHASES], all_ms[NUM_PHASES], at; } Clock;
-static void clock_start(Clock *clock) { clock->at = now_ms(); }
-// the time since the last call belongs to this phase
-static void clock_lap(Clock *clock, int phase) {
-    dev_sync();
-    double now = now_ms();
-    clock->ms[phase] += now - clock->at;
-    clock->all_ms[phase] += now - clock->at;
-    clock->at = now;
+// ms, all_ms: since the last line of the log, and since the start. A lap is a stamp in the device's
+// stream of work, so that nobody waits for it; clock_read adds up the laps from `first` to `next`,
+// and what ends after it counts for the next line.
+typedef struct {
+    double ms[NUM_PHASES], all_ms[NUM_PHASES];
+    int phases[NUM_STAMPS];
+    uint64_t first, next; // stamps are numbered on and on, in NUM_STAMPS places
+} Clock;
+static void clock_start(Clock *clock) {
+    dev_stamp(0);
+    clock->next = 1;
+}
+static void clock_read(Clock *clock) { // waits until the last lap has ended
+    for (; clock->first + 1 < clock->next; clock->first++) {
+        int from = (int)(clock->first % NUM_STAMPS), to = (int)((clock->first + 1) % NUM_STAMPS);
+        double ms = dev_stamps_ms(from, to);
+        clock->ms[clock->phases[to]] += ms;
+        clock->all_ms[clock->phases[to]] += ms;
+    }
+}
+static void clock_lap(Clock *clock, int phase) { // the time since the last lap belongs to phase
+    int place = (int)(clock->next % NUM_STAMPS);
+    if (clock->next - clock->first == NUM_STAMPS) clock_read(clock);
+    clock->phases[place] = phase;
+    dev_stamp(place);
+    clock->next++;
     progress_mark(phase_names[phase]);
 }
 
@@ -4140,7 +4215,8 @@ static Evaluation evaluate(Run *run, Data *d, uint64_t max_samples) {
         data_batch(d, first, count, run->batch, run->window);
         to_dev(model->tokens, run->batch, 2 * count * T * sizeof(int32_t));
         gpt_forward(model, model->tokens, count, T);
-        sums[2 * k] = gpt_head(model, model->tokens + count * T, count * T, 0, 0);
+        gpt_head(model, model->tokens + count * T, count * T, 0, 0);
+        sums[2 * k] = gpt_loss(model, count * T);
         for (size_t i = 0; i < count * T; i++) {
             size_t length;
             tok_bytes(&run->tokenizer, (uint32_t)run->batch[count * T + i], &length);
@@ -4201,6 +4277,7 @@ static double hellaswag(Run *run) {
             to_dev(run->model.tokens, run->batch, 2 * T * sizeof(int32_t));
             gpt_forward(&run->model, run->model.tokens, 1, n - 1);
             gpt_head(&run->model, run->model.tokens + T, n - 1, 0, 0);
+            gpt_loss(&run->model, n - 1);
             for (size_t i = e[5] - 1u; i < n - 1; i++)
                 loss += (double)run->model.losses[i] / next[0];
             if (loss < best) { best = loss; chosen = c; }
@@ -4301,25 +4378,28 @@ static void train_step(Run *run) {
                    inject_is_due("inf", progress.step) ? INFINITY : spike;
     if (inject_is_due("loss", progress.step)) spike = NAN;
     for (size_t i = 0; i < n; i++) {
-        size_t at = (size_t)rank * n + i;
         int accumulate = gpt_pass(model, i, n);
-        data_batch(&run->train, state->samples + at * B, B, run->batch, run->window);
+        uint64_t first = state->samples + ((size_t)rank * n + i) * B;
+        data_batch(&run->train, first, B, run->batch, run->window);
         to_dev(model->tokens, run->batch, 2 * B * T * sizeof(int32_t));
         clock_lap(&run->clock, PHASE_input);
         gpt_forward(model, model->tokens, B, T);
-        losses[at] = gpt_head(model, model->tokens + B * T, B * T,
-                              (real)(wrong / (double)(all * B * T)), accumulate) * spike;
+        gpt_head(model, model->tokens + B * T, B * T, (real)(wrong / (double)(all * B * T)),
+                 accumulate);
+        gpt_keep_loss(model, i, B * T);
         clock_lap(&run->clock, PHASE_forward);
         gpt_backward(model, model->tokens, B, T, accumulate);
         clock_lap(&run->clock, PHASE_backward);
     }
     gpt_reduce_wait(model);
-    comm_sum(losses, all);
     clock_lap(&run->clock, PHASE_exchange);
+    run->norm = gpt_grad_norm(model, losses + (size_t)rank * n);
+    clock_read(&run->clock);
+    for (size_t i = 0; i < n; i++) losses[(size_t)rank * n + i] *= spike;
+    comm_sum(losses, all);
     for (size_t i = 0; i < all; i++) sum += losses[i];
     free(losses);
     run->loss = sum / (double)(all * B * T);
-    run->norm = gpt_grad_norm(model);
     train_apply(run);
     inject_weight(model, ++state->step);
     state->samples += all * B;
@@ -4344,10 +4424,12 @@ static void report_step(Run *run, double ms) {
     double tok_per_s = tokens / ms * 1e3, lr = lr_at(f, state->step - 1);
     double left_s = ((double)f->steps - (double)state->step) * ms / 1e3;
     double flops = 3 * flops_per_token(&run->model.config, run->model.T);
-    double mfu = flops * tok_per_s / run->peak_flops;
+    double mfu = flops * tok_per_s / run->peak_flops; // NaN: the peak is not known
+    char of_peak[32] = "n/a";
+    if (isfinite(mfu)) snprintf(of_peak, sizeof of_peak, "%.0f%%", 100 * mfu);
     char *line = text_of("step %" PRIu64 "/%" PRId64 " | loss %.4f | norm %.3f | lr %.2e | %.1f ms "
-                         "| %.0f tok/s | %.0f%% of peak | %.0f:%02.0f left", state->step, f->steps,
-                         run->loss, run->norm, lr, ms, tok_per_s, 100 * mfu, floor(left_s / 60),
+                         "| %.0f tok/s | %s of peak | %.0f:%02.0f left", state->step, f->steps,
+                         run->loss, run->norm, lr, ms, tok_per_s, of_peak, floor(left_s / 60),
                          fmod(left_s, 60));
     print_line(run, line, 1);
     free(line);
@@ -4513,6 +4595,7 @@ static int train(Run *run) {
             clock_lap(&run->clock, PHASE_sampling);
         }
     }
+    clock_read(&run->clock);
     report_time(run);
     if (stop) {
         run_save(run);
@@ -4688,7 +4771,7 @@ static void run_load(Run *run, Ckpt *ckpt, int is_training) {
 }
 // Memory that does not fit is found before it is touched, and with it the batch that would fit.
 static void memory_check(const Model *model) {
-    size_t free_bytes = dev_bytes_free() / (size_t)node_ranks;
+    size_t free_bytes = dev_bytes_free();
     for (size_t B = model->B; ; B /= 2) {
         Model smaller = *model;
         smaller.B = B;
@@ -4715,8 +4798,10 @@ static void run_banner(const Run *run) {
             !run->has_val ? "" : *run->flags.val ? run->flags.val : "its end",
             run->train.num_windows, model->T);
     say("memory    %.1f MB\n", 1e-6 * (double)dev_bytes);
-    say("machine   %d threads in each of %d processes, peak %.0f GFLOP/s, %s\n",
-        omp_get_max_threads(), ranks, 1e-9 * run->peak_flops, PRECISION_NAME);
+    char *name = dev_name();
+    say("machine   %s in each of %d processes, peak %.0f GFLOP/s, %s\n", name, ranks,
+        1e-9 * run->peak_flops, PRECISION_NAME);
+    free(name);
 }
 
 // The model's shape: from the checkpoint, from --init, or from flags. Returns 1 for a checkpoint.
@@ -4798,6 +4883,7 @@ static void run_open(Run *run, const Flags *given) {
     // A resume with another number of ranks keeps the batch.
     if (ranks > 1 && f->total_batch_tokens == 0 && is_training)
         f->total_batch_tokens = f->batch_size * f->seq_len * ranks;
+    model->passes = num_micro_batches(f);
     model->levels = f->pairwise && model->is_trained ? __builtin_ctzll(num_micro_batches(f)) : 0;
     model->cache_T = f->given[F_sample] || f->sample_every > 0 ? model->config.maxT : 0;
     if (f->plan) return;
@@ -4806,7 +4892,7 @@ static void run_open(Run *run, const Flags *given) {
           "--hellaswag");
     run->state.train_crc = run->train.crc;
     run->state.train_tokens = run->train.count;
-    matmul_bf16 = !strcmp(f->matmul, "bf16");
+    matmul_choose(f->matmul);
     memory_check(model);
     if (is_training && rank == 0) out_claim(run);
     run_compare(run, has_ckpt ? ckpt.step : 0);

@@ -218,6 +218,9 @@ Matrix matrix(const void* p, const Layout& l, bool transposed) {
 } // namespace
 
 extern "C" {
+const char* cublasLtGetStatusString(cublasStatus_t status) {
+    return status == CUBLAS_STATUS_SUCCESS ? "success" : "an error of the emulated cuBLASLt";
+}
 cublasStatus_t cublasLtCreate(cublasLtHandle_t* h) {
     *h = new cublasLtContext;
     return CUBLAS_STATUS_SUCCESS;
