@@ -91,6 +91,7 @@ static void advise_huge(void *p, size_t bytes) { (void)p; (void)bytes; }
 #endif
 #define PROGRAM_NAME "train_gpt"
 enum { CHANNELS_UNIT = 1 }; // C is a multiple of it
+enum { HAS_LOSS_SCALE = 0 }; // fp16, on a GPU: small gradients would be 0
 // PRECISION: what weights and activations are stored in (floatX) and sums are kept in (real).
 #if defined(PRECISION_FP64)      // for tests: finite differences, and 9 digits against PyTorch
 typedef double real, floatX;
@@ -706,6 +707,7 @@ static const char *const group_titles[NUM_GROUPS] = {
     X(F, grad_clip,         TRAIN,  "1",      0, 1e9,     "largest gradient norm; 0: off") \
     X(I, seed,              TRAIN,  "1337",   0, 4294967295.0, "weights, shuffle, samples") \
     X(E, matmul,            TRAIN,  "fp32",   0, 0,       "fp32|tf32|bf16") \
+    X(I, gelu_fusion,       TRAIN,  "1",      0, 1,       "0: the same bits at every --recompute") \
     X(I, zero,              TRAIN,  "1",      0, 1,       "1: a rank keeps its share of m and v") \
     X(I, pairwise,          TRAIN,  "1",      0, 1,       "0: one gradient buffer, other sums") \
     X(I, recompute,         TRAIN,  "0",      0, 3,       "redo: 1 GELU, 2 +layernorms, 3 layers") \
@@ -1459,7 +1461,8 @@ NOINLINE void gemm_serial(Out c, Mat a, Mat b, size_t M, size_t N, size_t K) {
     else gemm_blocks(c, a, b, M, N, K, 0);
 }
 
-static void matmul_choose(const char *how) { // --matmul
+static void matmul_choose(const char *how, int fuses_gelu) { // --matmul; gelu is always fused
+    (void)fuses_gelu;
     check(strcmp(how, "tf32") != 0, EXIT_USAGE, "--matmul tf32 is for GPUs; fp32 or bf16");
     matmul_bf16 = !strcmp(how, "bf16");
 }
@@ -2093,6 +2096,7 @@ typedef struct {
     int slot, folds;      //   pairwise (10): a pass goes to buffer slot, then folds sums follow
     int is_last_pass;     //   of the step: then the buckets go to the other ranks
     size_t passes;        // micro-batches of this rank in a step
+    double loss_scale;    // what the gradients are multiplied by; 1 but in fp16
     size_t cache_T;       // positions in the key-value cache, 0: no sampling
     Layout layout;
     ActInfo act_infos[NUM_ACTS];
@@ -2129,6 +2133,7 @@ static void gpt_alloc(Model *model) {
     BUFFERS(BUFFER_ALLOC)
     model->losses = (real *)host_alloc(model->B * model->T * sizeof(real));
     model->read = (double *)host_alloc(infos[BUF_totals].bytes);
+    model->loss_scale = 1;
     ops_init(model->B, max_size(model->T, model->cache_T), model->config.C, model->config.NH,
              model->config.Vp);
 }
@@ -2580,7 +2585,7 @@ static double gpt_grad_norm(Model *model, double *losses) {
     for (size_t i = 0; i < model->passes; i++) losses[i] = model->read[num_squares + i];
     comm_sum(model->read, num_squares);
     for (size_t k = 0; k < num_squares; k++) total += model->read[k];
-    return sqrt(total);
+    return sqrt(total) / model->loss_scale;
 }
 
 static int64_t gpt_weights_hash(const Model *model) { // of this rank's bits; 0 .. 2^63 - 1
@@ -2604,7 +2609,7 @@ static void gpt_update(Model *model, const Flags *f, double lr, double norm, uin
     // torch's clip_grad_norm_
     double clip = f->grad_clip > 0 ? fmin(1, f->grad_clip / (norm + 1e-6)) : 1;
     AdamW h;
-    h.grad_scale = (real)clip;
+    h.grad_scale = (real)(clip / model->loss_scale);
     h.beta1 = (real)f->beta1;
     h.beta2 = (real)f->beta2;
     h.eps = (real)f->eps;
@@ -3676,6 +3681,8 @@ static real *st_param(const St *st, const ParamInfo *p, const char *name) {
     X(spiked)         /* of the skipped ones: spikes */ \
     X(rollbacks) \
     X(window_count)   /* steps that have entered the window */ \
+    X(scale_log2)     /* fp16: of the loss scale */ \
+    X(scale_steps)    /* applied since it changed */ \
     X(train_crc)      /* of the data, to notice that it changed */ \
     X(train_tokens)
 #define STATE_FIELD(name) uint64_t name;
@@ -4317,11 +4324,12 @@ static int inject_is_due(const char *kind, uint64_t step) { // all ranks count
     return rank == fault.rank;
 }
 static void inject_weight(Model *model, uint64_t step) {
-    floatX *at = params_at(model, 0).lnfw, x = fX((real)NAN), flipped;
-    to_host(&flipped, at, sizeof x);
-    *(unsigned char *)&flipped ^= 1;
+    floatX *at = params_at(model, 0).lnfw, x = fX((real)NAN);
     if (inject_is_due("weights", step)) to_dev(at, &x, sizeof x);
-    if (inject_is_due("flip", step)) to_dev(at, &flipped, sizeof x);
+    if (!inject_is_due("flip", step)) return;
+    to_host(&x, at, sizeof x);
+    *(unsigned char *)&x ^= 1;
+    to_dev(at, &x, sizeof x);
 }
 
 // Is x far above the last values? More than ten times the largest of at least 16 (Megatron-LM's
@@ -4340,6 +4348,30 @@ static int is_spike(const double *window, uint64_t count, double x, double zscor
     if (x > 10 * largest) return 1;
     return n == WINDOW && x - mean > zscore * fmax(deviation, 0.01 * mean);
 }
+// fp16: a loss scale that is too large makes gradients overflow; then it is halved, and the step is
+// lost. After 2000 steps that went well it is doubled (Micikevicius et al. 2018).
+static double loss_scale(State *state) {
+    enum { FIRST_LOG2 = 16, MAX_LOG2 = 24, GROWS_AFTER = 2000 };
+    if (!HAS_LOSS_SCALE) return 1;
+    if (state->scale_log2 == 0) state->scale_log2 = FIRST_LOG2;
+    if (state->scale_steps >= GROWS_AFTER && state->scale_log2 < MAX_LOG2) {
+        state->scale_log2++;
+        state->scale_steps = 0;
+    }
+    return ldexp(1, (int)state->scale_log2);
+}
+// Returns whether that was it: the loss is fine, and the scale can still be halved.
+static int loss_scale_overflowed(Run *run) {
+    State *state = &run->state;
+    if (!HAS_LOSS_SCALE || !isfinite(run->loss) || isfinite(run->norm) || state->scale_log2 == 1)
+        return 0;
+    state->scale_log2--;
+    state->scale_steps = 0;
+    state->skipped++;
+    say("step %" PRIu64 ": gradients overflow, skipped; loss scale now 2^%" PRIu64 "\n",
+        state->step + 1, state->scale_log2);
+    return 1;
+}
 // The gradients are applied, unless they or the loss are NaN, Inf or a spike. All ranks have the
 // same loss and norm, and so decide alike.
 static void train_apply(Run *run) {
@@ -4347,11 +4379,13 @@ static void train_apply(Run *run) {
     const Flags *f = &run->flags;
     double *losses = state->window, *norms = losses + WINDOW, z = f->spike_zscore;
     uint64_t count = state->window_count, at = count % WINDOW;
+    if (loss_scale_overflowed(run)) return;
     int is_finite = isfinite(run->loss) && isfinite(run->norm);
     int is_off = is_finite && (is_spike(losses, count, run->loss, z) ||
                                is_spike(norms, count, run->norm, z));
     if (is_finite && !is_off) {
         state->window_count++;
+        state->scale_steps++;
         losses[at] = run->loss;
         norms[at] = run->norm;
         gpt_update(&run->model, f, lr_at(f, state->step), run->norm, ++state->updates);
@@ -4377,6 +4411,8 @@ static void train_step(Run *run) {
     double wrong = inject_is_due("nan", progress.step) ? NAN :
                    inject_is_due("inf", progress.step) ? INFINITY : spike;
     if (inject_is_due("loss", progress.step)) spike = NAN;
+    model->loss_scale = loss_scale(state);
+    real dloss = (real)(wrong * model->loss_scale / (double)(all * B * T));
     for (size_t i = 0; i < n; i++) {
         int accumulate = gpt_pass(model, i, n);
         uint64_t first = state->samples + ((size_t)rank * n + i) * B;
@@ -4384,8 +4420,7 @@ static void train_step(Run *run) {
         to_dev(model->tokens, run->batch, 2 * B * T * sizeof(int32_t));
         clock_lap(&run->clock, PHASE_input);
         gpt_forward(model, model->tokens, B, T);
-        gpt_head(model, model->tokens + B * T, B * T, (real)(wrong / (double)(all * B * T)),
-                 accumulate);
+        gpt_head(model, model->tokens + B * T, B * T, dloss, accumulate);
         gpt_keep_loss(model, i, B * T);
         clock_lap(&run->clock, PHASE_forward);
         gpt_backward(model, model->tokens, B, T, accumulate);
@@ -4441,6 +4476,7 @@ static void report_step(Run *run, double ms) {
     text_add(&t, ",\"tokens\":%" PRIu64 ",\"skipped\":%" PRIu64 ",\"spiked\":%" PRIu64
              ",\"rollbacks\":%" PRIu64, state->tokens, state->skipped, state->spiked,
              state->rollbacks);
+    if (HAS_LOSS_SCALE) log_number(&t, "loss_scale", run->model.loss_scale);
     log_number(&t, "ms", ms);
     log_number(&t, "tok_per_s", tok_per_s);
     log_number(&t, "mfu", mfu);
@@ -4892,7 +4928,7 @@ static void run_open(Run *run, const Flags *given) {
           "--hellaswag");
     run->state.train_crc = run->train.crc;
     run->state.train_tokens = run->train.count;
-    matmul_choose(f->matmul);
+    matmul_choose(f->matmul, f->gelu_fusion && f->recompute % 3 == 0); // 1, 2: gelu again, alone
     memory_check(model);
     if (is_training && rank == 0) out_claim(run);
     run_compare(run, has_ckpt ? ckpt.step : 0);

@@ -67,6 +67,7 @@ void check_device_range(const char* what, const void* p, size_t bytes);   // in 
 bool is_managed(const void* p);
 void mark_written(const void* p, size_t bytes);
 struct HostAccess { HostAccess(); ~HostAccess(); };   // opens the heap to library code
+void run_all_streams();                               // what late streams still hold back
 extern const char* operation;                 // the stream operation that runs now, for reports
 
 // The race checker's one entry. Weak: null unless race.cpp is linked.

@@ -84,7 +84,7 @@ void agree(ncclComm* c, const char* call, size_t n, ncclDataType_t t, int root) 
     for (const char* p = call; *p; p++) mix(*p);
     mix(n), mix(t), mix(root);
     int64_t v = h >> 2, mine[2] = {v, -v}, most[2];         // min(v) = -max(-v)
-    MPI_Allreduce(mine, most, 2, MPI_INT64_T, MPI_MAX, c->mpi);
+    PMPI_Allreduce(mine, most, 2, MPI_INT64_T, MPI_MAX, c->mpi);
     if (most[0] == v && most[1] == -v) return;
     fprintf(stderr, "EMU ERROR: rank %d is in %s(count %zu, type %d, root or reduction %d) while "
                     "another rank is in another collective\n", c->rank, call, n, (int)t, root);
@@ -118,7 +118,7 @@ std::vector<MPI_Request> in_flight;
 void run(const std::vector<Closure>& calls) {
     HostAccess open;
     for (const Closure& call : calls) call();
-    MPI_Waitall((int)in_flight.size(), in_flight.data(), MPI_STATUSES_IGNORE);
+    PMPI_Waitall((int)in_flight.size(), in_flight.data(), MPI_STATUSES_IGNORE);
     in_flight.clear();
 }
 ncclResult_t submit(cudaStream_t s, Closure call) {
@@ -151,7 +151,7 @@ ncclResult_t ncclCommInitRank(ncclComm_t* comm, int size, ncclUniqueId id, int r
     int color;
     memcpy(&color, &id, sizeof color);
     ncclComm* c = *comm = new ncclComm;
-    MPI_Comm_split(MPI_COMM_WORLD, color & 0x7fffffff, rank, &c->mpi);
+    PMPI_Comm_split(MPI_COMM_WORLD, color & 0x7fffffff, rank, &c->mpi);
     MPI_Comm_rank(c->mpi, &c->rank);
     MPI_Comm_size(c->mpi, &c->size);
     if (c->rank == rank && c->size == size) return ncclSuccess;
@@ -198,7 +198,7 @@ ncclResult_t ncclAllReduce(const void* in, void* out, size_t n, ncclDataType_t t
         check_output("ncclAllReduce output", out, bytes);
         check_overlap("ncclAllReduce", in, bytes, out, bytes, out);
         agree(c, "ncclAllReduce", n, t, op);
-        MPI_Allreduce(in == out ? MPI_IN_PLACE : in, out, mpi_count(n), mpi_type(t), mpi_op(op, t),
+        PMPI_Allreduce(in == out ? MPI_IN_PLACE : in, out, mpi_count(n), mpi_type(t), mpi_op(op, t),
                       c->mpi);
         average(out, n, t, op, c->size);
         mark_written(out, bytes);
@@ -212,7 +212,7 @@ ncclResult_t ncclReduce(const void* in, void* out, size_t n, ncclDataType_t t, n
         check_input("ncclReduce input", in, bytes);
         if (mine) check_output("ncclReduce output", out, bytes);
         agree(c, "ncclReduce", n, t, root * 16 + op);
-        MPI_Reduce(mine && in == out ? MPI_IN_PLACE : in, out, mpi_count(n), mpi_type(t),
+        PMPI_Reduce(mine && in == out ? MPI_IN_PLACE : in, out, mpi_count(n), mpi_type(t),
                    mpi_op(op, t), root, c->mpi);
         if (!mine) return;
         average(out, n, t, op, c->size);
@@ -230,7 +230,7 @@ ncclResult_t ncclReduceScatter(const void* in, void* out, size_t n, ncclDataType
                       (const char*)in + bytes * c->rank);
         agree(c, "ncclReduceScatter", n, t, op);
         std::vector<char> sum(bytes);
-        MPI_Reduce_scatter_block(in, sum.data(), mpi_count(n), mpi_type(t), mpi_op(op, t), c->mpi);
+        PMPI_Reduce_scatter_block(in, sum.data(), mpi_count(n), mpi_type(t), mpi_op(op, t), c->mpi);
         memcpy(out, sum.data(), bytes);
         average(out, n, t, op, c->size);
         mark_written(out, bytes);
@@ -246,7 +246,7 @@ ncclResult_t ncclAllGather(const void* in, void* out, size_t n, ncclDataType_t t
         check_output("ncclAllGather output", out, bytes * c->size);
         check_overlap("ncclAllGather", in, bytes, out, bytes * c->size, slot);
         agree(c, "ncclAllGather", n, t, 0);
-        MPI_Allgather(in == slot ? MPI_IN_PLACE : in, mpi_count(bytes), MPI_BYTE,
+        PMPI_Allgather(in == slot ? MPI_IN_PLACE : in, mpi_count(bytes), MPI_BYTE,
                       out, mpi_count(bytes), MPI_BYTE, c->mpi);
         mark_written(out, bytes * c->size);
     });
@@ -259,7 +259,7 @@ ncclResult_t ncclBroadcast(const void* in, void* out, size_t n, ncclDataType_t t
         check_output("ncclBroadcast output", out, bytes);
         agree(c, "ncclBroadcast", n, t, root);
         if (c->rank == root && in != out) memcpy(out, in, bytes);
-        MPI_Bcast(out, mpi_count(bytes), MPI_BYTE, root, c->mpi);
+        PMPI_Bcast(out, mpi_count(bytes), MPI_BYTE, root, c->mpi);
         mark_written(out, bytes);
     });
 }
@@ -273,7 +273,7 @@ ncclResult_t ncclSend(const void* p, size_t n, ncclDataType_t t, int peer, ncclC
         size_t bytes = n * size_of(t);
         check_input("ncclSend buffer", p, bytes);
         in_flight.emplace_back();
-        MPI_Isend(p, mpi_count(bytes), MPI_BYTE, peer, 0, c->mpi, &in_flight.back());
+        PMPI_Isend(p, mpi_count(bytes), MPI_BYTE, peer, 0, c->mpi, &in_flight.back());
     });
 }
 ncclResult_t ncclRecv(void* p, size_t n, ncclDataType_t t, int peer, ncclComm_t c,
@@ -282,8 +282,24 @@ ncclResult_t ncclRecv(void* p, size_t n, ncclDataType_t t, int peer, ncclComm_t 
         size_t bytes = n * size_of(t);
         check_output("ncclRecv buffer", p, bytes);
         in_flight.emplace_back();
-        MPI_Irecv(p, mpi_count(bytes), MPI_BYTE, peer, 0, c->mpi, &in_flight.back());
+        PMPI_Irecv(p, mpi_count(bytes), MPI_BYTE, peer, 0, c->mpi, &in_flight.back());
         mark_written(p, bytes);
     });
 }
 }
+
+// === 4. While the host waits in MPI, the device goes on ========================================
+// Late streams would otherwise keep a collective back for ever: its peers wait in it for this rank,
+// which waits for them in MPI. The emulator's own messages go through PMPI.
+#define MPI_HOST_WAITS(name, parameters, arguments) \
+    extern "C" int MPI_##name parameters { run_all_streams(); return PMPI_##name arguments; }
+MPI_HOST_WAITS(Wait, (MPI_Request* r, MPI_Status* s), (r, s))
+MPI_HOST_WAITS(Waitall, (int n, MPI_Request r[], MPI_Status s[]), (n, r, s))
+MPI_HOST_WAITS(Test, (MPI_Request* r, int* done, MPI_Status* s), (r, done, s))
+MPI_HOST_WAITS(Testall, (int n, MPI_Request r[], int* done, MPI_Status s[]), (n, r, done, s))
+MPI_HOST_WAITS(Barrier, (MPI_Comm c), (c))
+MPI_HOST_WAITS(Bcast, (void* p, int n, MPI_Datatype t, int root, MPI_Comm c), (p, n, t, root, c))
+MPI_HOST_WAITS(Allreduce, (const void* in, void* out, int n, MPI_Datatype t, MPI_Op op,
+               MPI_Comm c), (in, out, n, t, op, c))
+MPI_HOST_WAITS(Recv, (void* p, int n, MPI_Datatype t, int from, int tag, MPI_Comm c,
+               MPI_Status* s), (p, n, t, from, tag, c, s))

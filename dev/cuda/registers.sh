@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# registers.sh [PRECISION]: registers, shared memory and spills of every kernel of train_gpt.cu, as
+# ptxas reports them for sm_80, sm_90 and sm_100. Exit 1 if one spills, or is over its budget:
+# 65536 registers of a multiprocessor must feed at least 8 warps, attention's blocks excepted (they
+# are launched with 128 threads and may take all 255).
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+nvcc=${NVCC:-$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}
+[ -x "$nvcc" ] || { echo "registers.sh: error: no nvcc" >&2; exit 1; }
+work=$(mktemp -d) || exit 1
+trap 'rm -rf "$work"' EXIT
+for arch in sm_80 sm_90 sm_100; do
+    "$nvcc" -std=c++17 -O3 "-arch=$arch" -diag-suppress 177 "-DPRECISION_${1:-BF16}" -cubin \
+        -Xptxas -v train_gpt.cu -o "$work/cubin" 2>"$work/$arch" || { cat "$work/$arch"; exit 1; }
+    # ptxas: three lines a kernel: its name; stack and spills; registers and shared memory
+    c++filt <"$work/$arch" | awk -v arch=$arch '
+        /Compiling entry function/ { name = $0; sub(/.*function .(void )?/, "", name)
+                                     sub(/\(.*/, "", name) }
+        /bytes spill stores/       { spills = $5 + $9 }
+        /Used [0-9]+ registers/    { shared = $0
+            if (!sub(/ bytes smem.*/, "", shared)) shared = 0; else sub(/.* /, "", shared)
+            registers = $0; sub(/.*Used /, "", registers); sub(/ .*/, "", registers)
+            print name, arch, registers + 0, shared + 0, spills + 0 }' >>"$work/all"
+done
+sort "$work/all" | awk '
+    function flush() { if (name != "") printf "%-34s %s\n", name, row }
+    BEGIN { printf "%-34s %s\n", "kernel", "registers, static shared bytes" }
+    { key = $1; for (i = 2; i <= NF - 4; i++) key = key " " $i
+      if (key != name) { flush(); name = key; row = "" }
+      row = row sprintf("%s %s: %3d %6d%s", row == "" ? "" : " |", $(NF - 3), $(NF - 2), $(NF - 1),
+                        $NF > 0 ? " SPILLS " $NF " bytes" : "")
+      if ($NF > 0 || ($(NF - 2) > 128 && key !~ /^att/)) bad = bad "\n" key " on " $(NF - 3) }
+    END { flush(); kernels = NR / 3
+          if (NR == 0) { print "ptxas reported no kernel"; exit 1 }
+          if (bad != "") { print "over budget:" bad; exit 1 }
+          print kernels " kernels, no spills" }'

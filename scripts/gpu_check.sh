@@ -1,0 +1,133 @@
+#!/usr/bin/env bash
+# gpu_check.sh: all that wants a real GPU, in one run of under 8 minutes; a table at the end.
+#   writes    ${OUT:-out/gpu_check}: a log of each part, and summary.txt
+#   parts     build · test_gpt in bf16, fp32, fp16 · resume · ranks on one GPU · compute-sanitizer ·
+#             every op timed (dev/cuda/bench.cu) · training steps of 124M and 1558M · the same step
+#             in PyTorch, where it is installed
+#   settings  PARTS="build tests" runs those only; LIMIT_S=480 seconds in all
+# Parts that fail or do not fit into the time are in the table as such; exit 1 if one failed.
+set -u
+cd "$(dirname "$0")/.." || exit 1
+out=${OUT:-out/gpu_check} limit_s=${LIMIT_S:-480}
+parts=${PARTS:-build tests resume ranks steps bench pytorch sanitizer}
+mkdir -p "$out" || exit 1
+begin=$(date +%s)
+if ! nvidia-smi >"$out/nvidia-smi.txt" 2>&1; then
+    echo "gpu_check.sh: no GPU here (nvidia-smi: $(head -c 200 "$out/nvidia-smi.txt" | head -1));" \
+         "nothing was checked. Without one: make test-cuda" | tee "$out/summary.txt"
+    exit 3
+fi
+card=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | head -1)
+{ echo "card      $card"; echo "commit    $(git rev-parse --short HEAD 2>/dev/null)"; } |
+    tee "$out/summary.txt"
+failed=0
+row() { printf '%-10s%s\n' "$1" "$2" | tee -a "$out/summary.txt"; }
+# part NAME SECONDS FUNCTION: its log in NAME.txt; what it prints on descriptor 3 is its row
+part() {
+    local name=$1 seconds=$2 function=$3 left status start; start=$(date +%s)
+    case " $parts " in *" $name "*) ;; *) return ;; esac
+    left=$((begin + limit_s - start))
+    [ $left -ge 10 ] || { row "$name" "not run: $limit_s s are over"; return; }
+    [ $left -ge "$seconds" ] || seconds=$left
+    export -f "$function"
+    timeout "$seconds" bash -c "set -e; $function" 3>"$out/$name.row" >"$out/$name.txt" 2>&1 </dev/null
+    status=$?
+    [ $status -eq 0 ] || { failed=1; echo "FAILED, exit code $status; see $name.txt" >>"$out/$name.row"; }
+    while read -r line; do row "$name" "$line"; done <"$out/$name.row"
+    row "$name" "$(($(date +%s) - start)) s"
+}
+export out OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+export OMPI_MCA_rmaps_base_oversubscribe=1
+gpu=build/gpu
+export gpu
+
+text() { head -c 300000 train_gpt.c | tr '\n' ' ' >"$out/text.txt"; }
+export -f text
+build() {           # what the machine lacks is left out here, and said
+    local mpi=1 nccl=1
+    command -v mpicxx >/dev/null || { mpi=0; echo "no MPI here: built without" >&3; }
+    printf '#include <nccl.h>\nint main() { return ncclGroupStart(); }\n' >"$out/nccl.cu"
+    nvcc "$out/nccl.cu" -o "$out/nccl" -lnccl || { nccl=0; echo "no NCCL here: built without" >&3; }
+    rm -f "$out/nccl" "$out/nccl.cu"
+    export MPI=$mpi NCCL=$nccl
+    dev/cuda/build.sh $gpu/train_gpt train_gpt.cu | tee /dev/fd/3
+    dev/cuda/build.sh $gpu/bench dev/cuda/bench.cu
+    for p in BF16 FP32 FP16; do
+        PRECISION=$p MPI=0 NCCL=0 dev/cuda/build.sh $gpu/test_gpt_$p test_gpt.c -x cu -DDEV_MANAGED
+    done
+}
+tests() {
+    local p bad=0
+    for p in BF16 FP32 FP16; do
+        $gpu/test_gpt_$p >"$out/test_$p.txt" 2>&1 || bad=1
+        echo "$p: $(tail -1 "$out/test_$p.txt")" >&3
+    done
+    return $bad
+}
+small="--layers 4 --heads 2 --channels 128 --seq_len 128 --batch_size 4 --total_batch_tokens 2048
+       --val_every 0 --lr_schedule constant"
+export small
+resume() {
+    text
+    rm -rf "$out/a" "$out/b"
+    $gpu/train_gpt --train "$out/text.txt" $small --steps 20 --out "$out/a"
+    $gpu/train_gpt --train "$out/text.txt" $small --steps 10 --out "$out/b"
+    $gpu/train_gpt --resume --steps 20 --out "$out/b"
+    cmp "$out/a/step_00000020/model.safetensors" "$out/b/step_00000020/model.safetensors"
+    echo "20 steps, and 10 + 10 with --resume: the same bits" >&3
+    rm -rf "$out/b"
+}
+ranks() {
+    command -v mpirun || { echo "no mpirun here: not run" >&3; return; }
+    text
+    rm -rf "$out/a" "$out/r"
+    $gpu/train_gpt --train "$out/text.txt" $small --steps 10 --out "$out/a"
+    GPT_COMM=mpi mpirun -np 2 $gpu/train_gpt --train "$out/text.txt" $small --steps 10 --out "$out/r"
+    cmp "$out/a/step_00000010/model.safetensors" "$out/r/step_00000010/model.safetensors"
+    echo "1 and 2 ranks (MPI by way of the host, one GPU): the same bits" >&3
+    rm -rf "$out/a" "$out/r"
+}
+sanitizer() {
+    command -v compute-sanitizer || { echo "no compute-sanitizer here: not run" >&3; return; }
+    text
+    rm -rf "$out/s"
+    compute-sanitizer --tool memcheck --error-exitcode 9 $gpu/train_gpt --train "$out/text.txt" \
+        --layers 2 --heads 2 --channels 128 --seq_len 64 --batch_size 2 --steps 3 --val_every 0 \
+        --keep 0 --out "$out/s"
+    echo "memcheck: no error in 3 steps" >&3
+}
+steps() {           # tokens of a byte vocabulary in a model of GPT-2's: the speed is the same
+    local model batch line
+    text
+    for model in "d12 64" "d48 8"; do
+        read -r model batch <<<"$model"
+        rm -rf "$out/$model"
+        $gpu/train_gpt --train "$out/text.txt" --model "$model" --seq_len 1024 --batch_size "$batch" \
+            --steps 30 --val_every 0 --keep 0 --sample_every 0 --out "$out/$model" ||
+            { echo "$model at B=$batch: failed" >&3; return 1; }
+        line=$(sed -n 's/.*"ms":\([^,]*\),"tok_per_s":\([^,]*\),"mfu":\([^,]*\),.*/\1 \2 \3/p' \
+            "$out/$model/log.jsonl" | tail -20 | sort -n | sed -n 10p)
+        echo "$model, B=$batch, T=1024, bf16, recompute 0: ms, tok/s, MFU (median of 20): $line" >&3
+    done
+}
+bench() {
+    $gpu/bench | tee "$out/bench_124M.txt"
+    tail -1 "$out/bench_124M.txt" >&3
+    $gpu/bench 8 1024 1600 25 50257 48 | tee "$out/bench_1558M.txt"
+    tail -1 "$out/bench_1558M.txt" >&3
+}
+pytorch() {
+    python3 -c 'import torch; assert torch.cuda.is_available()' ||
+        { echo "no PyTorch with CUDA here: not run" >&3; return; }
+    python3 scripts/bench_gpu.py >&3
+}
+part build 200 build
+part tests 120 tests
+part resume 40 resume
+part ranks 40 ranks
+part steps 90 steps
+part bench 60 bench
+part pytorch 120 pytorch
+part sanitizer 60 sanitizer
+row all "$(($(date +%s) - begin)) s"
+exit $failed

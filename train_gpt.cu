@@ -1,0 +1,5723 @@
+// train_gpt.cu: trains GPT models on NVIDIA GPUs. The whole trainer is this file; cuBLASLt
+// multiplies matrices, NCCL or MPI carries messages between GPUs, nothing else is needed.
+//
+// === 0. Read me first ================================================================== [shared]
+// Build    cc -O3 -march=native -fno-math-errno -fopenmp train_gpt.c -o train_gpt -lm    (or: make)
+// Run      ./train_gpt --train my.txt               a small model on your text, checkpoints in out/
+//          ./train_gpt --resume                     go on where it stopped
+//          ./train_gpt --sample "Once upon"         continue a prompt with what was trained
+//          ./train_gpt --help                       all flags
+//          mpirun -np 4 ./train_gpt ...             the same training on 4 processes (make MPI=1)
+//
+// Contents
+//   0  Read me first
+//   1  Includes and compile-time switches     the only #ifdefs
+//   2  Errors, files, time                    check(), the checked reader, the writer, JSON
+//   3  Flags                                  one table
+//   4  Random numbers
+//   5  Number types and memory
+//   6  Ops                                    each forward beside its backward
+//   7  The model                              tables of parameters, activations and buffers
+//   8  Forward and backward through the layers
+//   9  Processes                             a rank's share, communication, the watchdog
+//   10 Optimizer step                         schedule, clipping, ZeRO-1, AdamW
+//   11 Data                                   shards and texts as one stream of windows
+//   12 Tokenizer and sampling
+//   13 Checkpoints                            Hugging Face folders, exact resume
+//   14 Cost model and log
+//   15 Training loop
+//   16 Main
+// [shared] sections are the same text in train_gpt.c and train_gpt.cu (make sync, make tidy).
+//
+// How to read it. The network is section 8, 100 lines: read gpt_layer_forward and
+// gpt_layer_backward side by side. Then an op at a time in section 6, its backward under its
+// forward. Then train_step in 15.2, which is all of training, and section 7 for where the memory
+// is. The rest makes it safe.
+//
+// How to change it. A flag: a line in FLAGS (3). A parameter: a line in PARAMS (7.1); checkpoint,
+// init, optimizer and plan follow. An activation: a line in ACTS (7.2). An op: its forward and
+// backward in 6, its call in 8, its test in test_gpt.c.
+//
+// Glossary, one meaning for a letter
+//   B  sequences in a micro-batch     T  tokens of a sequence      N  = B * T rows
+//   C  channels                       L  layers                    NH heads     HS = C / NH
+//   V  vocabulary                     Vp V padded to 128           OC output channels
+//   b t c l h i  running indices      x  the residual stream       dX gradient of the loss by X
+//   w g m v  weights, gradients, Adam's moments                    rank, ranks  process, processes
+//   floatX   what is stored (f32() loads, fX() stores)             real  what sums are kept in
+//   (N,C) beside an array is its shape, last index fastest.
+//
+// Limits. GPT-2 as published: learned positions, tanh GELU, tied head, no dropout. Results do not
+// depend on the number of threads; they do depend on the compiler and the instruction set.
+
+// === 1. Includes and compile-time switches =======================================================
+
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE // pread, fsync, flock, sigaction
+#endif
+#include <assert.h>
+#include <ctype.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <glob.h>
+#include <inttypes.h>
+#include <math.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+#include <cublasLt.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+#ifdef _OPENMP
+#include <omp.h>
+#else
+static int omp_get_max_threads(void) { return 1; }
+static void omp_set_num_threads(int count) { (void)count; }
+#endif
+// PRECISION: what weights and activations are stored in (floatX). Sums are kept in real = float.
+typedef float real;
+#if defined(PRECISION_FP32)
+typedef float floatX;
+#define PRECISION_NAME "fp32"
+#elif defined(PRECISION_FP16)
+typedef __half floatX;
+#define PRECISION_NAME "fp16"
+#define MMA_TYPE "f16"
+#else
+typedef __nv_bfloat16 floatX;
+#define PRECISION_NAME "bf16"
+#define MMA_TYPE "bf16"
+#endif
+#if defined(DEV_MANAGED) // tests: the host sees device memory, and every op is waited for
+enum { IS_TEST = 1 };
+#else
+enum { IS_TEST = 0 };
+#endif
+#define DEVICE static __device__ __forceinline__
+#define BOTH static __host__ __device__ __forceinline__
+BOTH float f32(float x) { return x; }
+BOTH float f32(__half x) { return __half2float(x); }
+BOTH float f32(__nv_bfloat16 x) { return __bfloat162float(x); }
+// HAS_MMA: tensor cores multiply floatX, two of them (pack2) to a register.
+#if defined(PRECISION_FP32)
+enum { HAS_MMA = 0 };
+BOTH floatX fX(float x) { return x; }
+BOTH float fX_pair(float low, float high) { return low + high; } // never called
+#elif defined(PRECISION_FP16)
+enum { HAS_MMA = 1 };
+BOTH floatX fX(float x) { return __float2half_rn(x); }
+BOTH __half2 fX_pair(float low, float high) { return __floats2half2_rn(low, high); }
+#else
+enum { HAS_MMA = 1 };
+BOTH floatX fX(float x) { return __float2bfloat16_rn(x); }
+BOTH __nv_bfloat162 fX_pair(float low, float high) { return __floats2bfloat162_rn(low, high); }
+#endif
+BOTH uint32_t pack2(float low, float high) {
+    auto pair = fX_pair(low, high);
+    uint32_t packed;
+    memcpy(&packed, &pair, sizeof packed);
+    return packed;
+}
+// The instructions of sm_80 that C++ cannot say: tensor cores, their loads, copies that do not
+// wait, 2^x without care for denormals. dev/emu runs the program on a CPU and has its own.
+#if defined(EMULATED)
+#define ldmatrix_x4(r, p) emu::ldmatrix<4, false>(r, p)
+#define ldmatrix_x4_trans(r, p) emu::ldmatrix<4, true>(r, p)
+#define cp_async_16(s, g, bytes) emu::cp_async(s, g, 16, bytes, emu::Site{__FILE__, __LINE__})
+#define cp_async_commit() emu::cp_async_commit()
+#define cp_async_wait(n) emu::cp_async_wait(n)
+#define fast_exp2(x) exp2f(x)
+#define here(x) (x)
+#else
+DEVICE unsigned shared_address(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
+// Four 8x8 matrices of 16-bit elements: lane 8 i + j names row j of matrix i (16 aligned bytes).
+DEVICE void ldmatrix_x4(uint32_t *r, const void *p) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared_address(p))
+                 : "memory");
+}
+DEVICE void ldmatrix_x4_trans(uint32_t *r, const void *p) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared_address(p))
+                 : "memory");
+}
+// The first `bytes` of 16 come from global memory, the others are zero.
+DEVICE void cp_async_16(void *shared, const void *global, int bytes) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :: "r"(shared_address(shared)), "l"(global), "r"(bytes) : "memory");
+}
+DEVICE void cp_async_commit(void) { asm volatile("cp.async.commit_group;" ::: "memory"); }
+#define cp_async_wait(n) asm volatile("cp.async.wait_group %0;" :: "n"(n) : "memory")
+// x itself, of which the compiler knows nothing: what follows from it is computed here, not in
+// front of the loop, where it would hold registers.
+DEVICE unsigned here(unsigned x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+DEVICE float fast_exp2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+#endif
+// d (16,8) += a (16,16) b (16,8). With g = lane / 4, t = lane % 4, two elements in a register:
+//   a[r]  row g + 8 (r & 1), columns 2 t + 8 (r >> 1) + {0, 1}    b[r]  rows 2 t + 8 r + {0, 1},
+//   d[i]  row g + 8 (i >> 1), column 2 t + (i & 1)                      column g
+#if !defined(MMA_TYPE)
+DEVICE void mma(float *d, const uint32_t *a, const uint32_t *b) { (void)d, (void)a, (void)b; }
+#elif defined(EMULATED)
+#define mma(d, a, b) emu::mma_m16n8k16<floatX>(d, a, b, d)
+#else
+DEVICE void mma(float *d, const uint32_t *a, const uint32_t *b) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." MMA_TYPE "." MMA_TYPE ".f32 "
+                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+#endif
+#define PROGRAM_NAME "train_gpt_cuda"
+enum { CHANNELS_UNIT = 8 }; // C is a multiple of it: rows begin on 16 bytes
+#if defined(PRECISION_FP16)
+enum { HAS_LOSS_SCALE = 1 };
+#else
+enum { HAS_LOSS_SCALE = 0 };
+#endif
+// Messages between processes, bare; 5.3 gives them their meaning. Each call of NCCL returns NULL,
+// or what went wrong.
+#ifdef USE_MPI
+#include <mpi.h>
+enum { has_mpi = 1 };
+static MPI_Request *mpi_requests = NULL;
+static int mpi_count = 0, mpi_room = 0;
+static void mpi_init(int *rank, int *ranks, int *node_ranks) {
+    int level; // the watchdog's thread may call MPI_Abort
+    MPI_Comm node;
+    MPI_Init_thread(NULL, NULL, MPI_THREAD_MULTIPLE, &level);
+    MPI_Comm_rank(MPI_COMM_WORLD, rank);
+    MPI_Comm_size(MPI_COMM_WORLD, ranks);
+    MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &node);
+    MPI_Comm_size(node, node_ranks);
+    MPI_Comm_free(&node);
+}
+static void mpi_finish(void) { MPI_Finalize(); }
+static void mpi_abort(int code) { MPI_Abort(MPI_COMM_WORLD, code); }
+static MPI_Request *mpi_request(void) {
+    if (mpi_count == mpi_room) {
+        mpi_room = 2 * mpi_room + 16;
+        mpi_requests = (MPI_Request *)realloc(mpi_requests, (size_t)mpi_room * sizeof(MPI_Request));
+        assert(mpi_requests != NULL);
+    }
+    return &mpi_requests[mpi_count++];
+}
+static void mpi_post(void *x, int bytes, int peer, int is_send) { // returns at once
+    if (is_send) MPI_Isend(x, bytes, MPI_BYTE, peer, 0, MPI_COMM_WORLD, mpi_request());
+    else MPI_Irecv(x, bytes, MPI_BYTE, peer, 0, MPI_COMM_WORLD, mpi_request());
+}
+static void mpi_wait(void) { // until all that was posted has been sent and received
+    int is_done = 0;
+    struct timespec nap = { 0, 50000 };
+    for (int tries = 0; MPI_Testall(mpi_count, mpi_requests, &is_done, MPI_STATUSES_IGNORE),
+         !is_done; tries++)
+        if (tries >= 1000) nanosleep(&nap, NULL); // some 0.2 ms were in vain
+    mpi_count = 0;
+}
+static void mpi_sum(double *x, int count) {
+    MPI_Iallreduce(MPI_IN_PLACE, x, count, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD, mpi_request());
+    mpi_wait();
+}
+static void mpi_max(int64_t *x, int count) {
+    MPI_Iallreduce(MPI_IN_PLACE, x, count, MPI_INT64_T, MPI_MAX, MPI_COMM_WORLD, mpi_request());
+    mpi_wait();
+}
+static void mpi_broadcast(void *x, int bytes) { // from rank 0
+    MPI_Ibcast(x, bytes, MPI_BYTE, 0, MPI_COMM_WORLD, mpi_request());
+    mpi_wait();
+}
+#else
+enum { has_mpi = 0 };
+static void mpi_init(int *rank, int *ranks, int *node_ranks) {
+    *rank = 0;
+    *ranks = *node_ranks = 1;
+}
+static void mpi_finish(void) {}
+static void mpi_abort(int code) { _exit(code); }
+static void mpi_post(void *x, int bytes, int peer, int is_send) {
+    (void)x; (void)bytes; (void)peer; (void)is_send;
+}
+static void mpi_wait(void) {}
+static void mpi_sum(double *x, int count) { (void)x; (void)count; }
+static void mpi_max(int64_t *x, int count) { (void)x; (void)count; }
+static void mpi_broadcast(void *x, int bytes) { (void)x; (void)bytes; }
+#endif
+#ifdef USE_NCCL
+#include <nccl.h>
+enum { has_nccl = 1, NCCL_ID_BYTES = sizeof(ncclUniqueId) };
+static ncclComm_t nccl_comm;
+static const char *nccl_error(ncclResult_t result) {
+    return result == ncclSuccess ? NULL : ncclGetErrorString(result);
+}
+static const char *nccl_new_id(void *id) { return nccl_error(ncclGetUniqueId((ncclUniqueId *)id)); }
+static const char *nccl_init(const void *id, int rank, int ranks) {
+    return nccl_error(ncclCommInitRank(&nccl_comm, ranks, *(const ncclUniqueId *)id, rank));
+}
+static const char *nccl_begin(void) { return nccl_error(ncclGroupStart()); }
+static const char *nccl_end(void) { return nccl_error(ncclGroupEnd()); }
+static const char *nccl_post(void *x, int bytes, int peer, int is_send, cudaStream_t s) {
+    if (is_send) return nccl_error(ncclSend(x, (size_t)bytes, ncclInt8, peer, nccl_comm, s));
+    return nccl_error(ncclRecv(x, (size_t)bytes, ncclInt8, peer, nccl_comm, s));
+}
+static const char *nccl_reduce(void *x, int count, int is_max, cudaStream_t s) {
+    if (is_max) return nccl_error(ncclAllReduce(x, x, (size_t)count, ncclInt64, ncclMax, nccl_comm,
+                                                s));
+    return nccl_error(ncclAllReduce(x, x, (size_t)count, ncclDouble, ncclSum, nccl_comm, s));
+}
+#else
+enum { has_nccl = 0, NCCL_ID_BYTES = 128 };
+#define NO_NCCL "built without NCCL"
+static const char *nccl_new_id(void *id) { (void)id; return NO_NCCL; }
+static const char *nccl_init(const void *id, int rank, int ranks) {
+    (void)id; (void)rank; (void)ranks;
+    return NO_NCCL;
+}
+static const char *nccl_begin(void) { return NO_NCCL; }
+static const char *nccl_end(void) { return NO_NCCL; }
+static const char *nccl_post(void *x, int bytes, int peer, int is_send, cudaStream_t s) {
+    (void)x; (void)bytes; (void)peer; (void)is_send; (void)s;
+    return NO_NCCL;
+}
+static const char *nccl_reduce(void *x, int count, int is_max, cudaStream_t s) {
+    (void)x; (void)count; (void)is_max; (void)s;
+    return NO_NCCL;
+}
+#endif
+#ifndef GIT_HASH
+#define GIT_HASH "unknown" // the Makefile passes the commit
+#endif
+
+// === 2. Errors, files, time ============================================================ [shared]
+// The error contract: what comes from the world (flags, files, memory, peers) is tested by check(),
+// which prints one line and ends the program with a code of the list below; what only a mistake of
+// ours can break is tested by assert(). Nothing is repaired silently.
+
+enum { EXIT_INTERNAL = 1, EXIT_USAGE = 2, EXIT_INPUT = 3, EXIT_IO = 4, EXIT_NUMERICS = 5,
+       EXIT_PEER = 6 };
+
+static int rank = 0, ranks = 1; // this process among the processes of the run
+static int node_ranks = 1;      // how many of them share this machine
+// What the watchdog (9) looks at: a mark is made whenever something is done.
+static struct { volatile uint64_t marks, step; const char *volatile done; } progress
+    = { 0, 0, "the start" };
+static void progress_mark(const char *done) {
+    progress.done = done;
+    progress.marks = progress.marks + 1;
+}
+
+// While a checkpoint is being verified a bad file must not end the program: die() then leaves its
+// line in die_message and jumps to die_recovers.
+static jmp_buf *die_recovers = NULL;
+static char die_message[16384]; // longer than the longest path
+static void comm_abort(int code); // 9: ends all processes of the run
+
+__attribute__((format(printf, 2, 3), noreturn))
+static void die(int code, const char *fmt, ...) {
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(die_message, sizeof die_message, fmt, args);
+    va_end(args);
+    // names may hold any
+    for (char *c = die_message; *c; c++) if ((unsigned char)*c < 0x20) *c = '?';
+    if (die_recovers != NULL) longjmp(*die_recovers, code);
+    fflush(stdout);
+    if (rank > 0) usleep(300000); // what goes wrong on all ranks is told once, by rank 0
+    if (ranks > 1) fprintf(stderr, "rank %d: error: %s\n", rank, die_message);
+    else fprintf(stderr, "error: %s\n", die_message);
+    comm_abort(code);
+    exit(code);
+}
+#define check(cond, code, ...) do { if (!(cond)) die(code, __VA_ARGS__); } while (0)
+
+__attribute__((format(printf, 1, 2)))
+static void warn(const char *fmt, ...) {
+    va_list args;
+    va_start(args, fmt);
+    if (rank > 0) fprintf(stderr, "rank %d: ", rank);
+    fprintf(stderr, "warning: ");
+    vfprintf(stderr, fmt, args);
+    fprintf(stderr, "\n");
+    va_end(args);
+}
+__attribute__((format(printf, 1, 2)))
+static void say(const char *fmt, ...) { // what all ranks know, rank 0 tells
+    va_list args;
+    va_start(args, fmt);
+    if (rank == 0) vfprintf(stderr, fmt, args);
+    va_end(args);
+}
+
+static double now_ms(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return 1e3 * (double)t.tv_sec + 1e-6 * (double)t.tv_nsec;
+}
+
+static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
+static size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
+static size_t div_up(size_t n, size_t unit) { return (n + unit - 1) / unit; }
+static size_t round_up(size_t n, size_t unit) { return div_up(n, unit) * unit; }
+
+static void *host_alloc(size_t bytes) { // small things; the large buffers are 5's dev_alloc
+    void *p = calloc(1, max_size(bytes, 1));
+    check(p != NULL, EXIT_INTERNAL, "out of memory: wanted %zu bytes", bytes);
+    return p;
+}
+static void *host_grow(void *p, size_t bytes) {
+    p = realloc(p, max_size(bytes, 1));
+    check(p != NULL, EXIT_INTERNAL, "out of memory: wanted %zu bytes", bytes);
+    return p;
+}
+
+// A descriptor 0, 1 or 2 that was closed at the start would be given to the next file that is
+// opened, and messages would land in it: /dev/null takes its place.
+static void std_files_open(void) {
+    int fd;
+    do fd = open("/dev/null", O_RDWR); while (fd >= 0 && fd <= 2);
+    if (fd > 2) close(fd);
+}
+
+// --- 2.1 text: a string that grows ---
+typedef struct { char *at; size_t count, room; } Text; // always ends in a zero byte
+
+static void text_add_bytes(Text *t, const void *bytes, size_t count) {
+    if (t->count + count + 1 > t->room) {
+        t->room = 2 * (t->count + count + 1);
+        t->at = (char *)host_grow(t->at, t->room);
+    }
+    memcpy(t->at + t->count, bytes, count);
+    t->count += count;
+    t->at[t->count] = 0;
+}
+static char *text_format(const char *fmt, va_list args) { // the caller frees it
+    va_list again;
+    va_copy(again, args);
+    int count = vsnprintf(NULL, 0, fmt, again);
+    va_end(again);
+    char *s = (char *)host_alloc((size_t)count + 1);
+    vsnprintf(s, (size_t)count + 1, fmt, args);
+    return s;
+}
+__attribute__((format(printf, 1, 2)))
+static char *text_of(const char *fmt, ...) {
+    va_list args;
+    va_start(args, fmt);
+    char *s = text_format(fmt, args);
+    va_end(args);
+    return s;
+}
+__attribute__((format(printf, 2, 3)))
+static void text_add(Text *t, const char *fmt, ...) {
+    va_list args;
+    va_start(args, fmt);
+    char *s = text_format(fmt, args);
+    va_end(args);
+    text_add_bytes(t, s, strlen(s));
+    free(s);
+}
+static void text_add_quoted(Text *t, const char *s) { // as a JSON string
+    text_add_bytes(t, "\"", 1);
+    for (; *s; s++) {
+        unsigned char c = (unsigned char)*s;
+        if (c == '"' || c == '\\') text_add(t, "\\%c", c);
+        else if (c < 0x20) text_add(t, "\\u%04x", c);
+        else text_add_bytes(t, s, 1);
+    }
+    text_add_bytes(t, "\"", 1);
+}
+
+// --- 2.2 the checked reader: every input file comes through here ---
+// Regular files only (a FIFO would block for ever); the size is known before anything is read, and
+// every read is compared with it first.
+typedef struct { const char *path; int fd; uint64_t bytes; struct stat stat; } InFile;
+
+static InFile in_open(const char *path) {
+    InFile f = { path, -1, 0, {} };
+    f.fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    check(f.fd >= 0, EXIT_INPUT, "%s: %s", path, strerror(errno));
+    int bad = fstat(f.fd, &f.stat) != 0 || !S_ISREG(f.stat.st_mode);
+    if (bad) close(f.fd);
+    check(!bad, EXIT_INPUT, "%s: not a regular file", path);
+    f.bytes = (uint64_t)f.stat.st_size;
+    return f;
+}
+static void in_close(InFile *f) {
+    if (f->fd >= 0) close(f->fd);
+    f->fd = -1;
+}
+static void in_read(const InFile *f, uint64_t offset, void *out, size_t bytes) {
+    check(offset <= f->bytes && bytes <= f->bytes - offset, EXIT_INPUT,
+          "%s: %" PRIu64 " bytes, but bytes %" PRIu64 " to %" PRIu64 " are needed: cut short?",
+          f->path, f->bytes, offset, offset + bytes);
+    for (size_t done = 0; done < bytes; ) {
+        ssize_t n = pread(f->fd, (char *)out + done, bytes - done, (off_t)(offset + done));
+        if (n < 0 && errno == EINTR) continue;
+        check(n >= 0, EXIT_IO, "%s: %s at byte %" PRIu64, f->path, strerror(errno), offset + done);
+        check(n > 0, EXIT_INPUT, "%s: ends at byte %" PRIu64 ", had %" PRIu64 " bytes when opened",
+              f->path, offset + done, f->bytes);
+        done += (size_t)n;
+    }
+}
+static char *in_read_all(const char *path, size_t max_bytes, size_t *bytes) { // ends in a zero byte
+    InFile f = in_open(path);
+    int fits = f.bytes <= max_bytes;
+    if (!fits) in_close(&f);
+    check(fits, EXIT_INPUT, "%s: %" PRIu64 " bytes, limit %zu", path, f.bytes, max_bytes);
+    char *text = (char *)host_alloc((size_t)f.bytes + 1);
+    in_read(&f, 0, text, (size_t)f.bytes);
+    *bytes = (size_t)f.bytes;
+    in_close(&f);
+    return text;
+}
+
+// --- 2.3 the writer: remembers its first failure; a full disk does not end the training ---
+typedef struct { char *path; int fd, error; uint64_t bytes; } OutFile;
+
+static OutFile out_open(const char *path) {
+    OutFile f = { text_of("%s", path), -1, 0, 0 };
+    f.fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (f.fd < 0) f.error = errno;
+    return f;
+}
+static void out_write(OutFile *f, const void *data, size_t bytes) {
+    for (size_t done = 0; done < bytes && !f->error; ) {
+        ssize_t n = write(f->fd, (const char *)data + done, min_size(bytes - done, 1u << 30));
+        if (n < 0 && errno != EINTR) f->error = errno;
+        if (n == 0) f->error = EIO; // a disk that takes nothing and says nothing
+        if (n > 0) done += (size_t)n;
+    }
+    f->bytes += bytes;
+}
+static int out_close(OutFile *f) { // 0, or the errno of the first failure; the data is on the disk
+    if (f->fd >= 0 && fsync(f->fd) != 0 && !f->error) f->error = errno;
+    if (f->fd >= 0 && close(f->fd) != 0 && !f->error) f->error = errno;
+    free(f->path);
+    return f->error;
+}
+static int sync_folder(const char *path) { // a rename is only safe once its folder is on the disk
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int error = fd < 0 || fsync(fd) != 0 ? errno : 0;
+    if (fd >= 0) close(fd);
+    return error;
+}
+
+// CRC-32C (Castagnoli; iSCSI, RFC 3720), eight bytes at a time by eight tables.
+static uint32_t crc32c(uint32_t crc, const void *data, size_t bytes) {
+    static uint32_t table[8][256];
+    if (!table[7][255]) {
+        for (uint32_t i = 0; i < 256; i++) {
+            uint32_t c = i;
+            for (int k = 0; k < 8; k++) c = (c >> 1) ^ (c & 1 ? 0x82f63b78u : 0);
+            table[0][i] = c;
+        }
+        for (int k = 1; k < 8; k++) for (int i = 0; i < 256; i++)
+            table[k][i] = (table[k - 1][i] >> 8) ^ table[0][table[k - 1][i] & 255];
+    }
+    const unsigned char *p = (const unsigned char *)data;
+    for (crc = ~crc; bytes >= 8; bytes -= 8, p += 8) {
+        uint32_t a, b;
+        memcpy(&a, p, 4);
+        memcpy(&b, p + 4, 4);
+        a ^= crc;
+        crc = table[7][a & 255] ^ table[6][a >> 8 & 255] ^ table[5][a >> 16 & 255] ^
+              table[4][a >> 24] ^ table[3][b & 255] ^ table[2][b >> 8 & 255] ^
+              table[1][b >> 16 & 255] ^ table[0][b >> 24];
+    }
+    for (; bytes > 0; bytes--, p++) crc = (crc >> 8) ^ table[0][(crc ^ *p) & 255];
+    return ~crc;
+}
+
+// --- 2.4 JSON: a cursor over a text; what is not JSON ends in check() with the byte offset ---
+// Use:  json_enter(&j, '{'); while (json_more(&j, '}')) { json_key(&j, key, sizeof key); ... }
+// where ... takes exactly one value: json_string, json_number, json_skip, or another json_enter.
+typedef struct { const char *path, *text, *at, *end; int first; } Json;
+
+static Json json_open(const char *path, const char *text, size_t count) {
+    Json j = { path, text, text, text + count, 1 };
+    return j;
+}
+static void json_bad(const Json *j, const char *wanted) {
+    die(EXIT_INPUT, "%s: JSON: wanted %s at byte %td", j->path, wanted, j->at - j->text);
+}
+static int json_peek(Json *j) { // the next byte that is not white space, 0 at the end
+    while (j->at < j->end && (*j->at == ' ' || *j->at == '\n' || *j->at == '\r' || *j->at == '\t'))
+        j->at++;
+    return j->at < j->end ? (unsigned char)*j->at : 0;
+}
+static void json_enter(Json *j, char bracket) { // '{' or '['
+    char wanted[2] = { bracket, 0 };
+    if (json_peek(j) != bracket) json_bad(j, wanted);
+    j->at++;
+    j->first = 1;
+}
+static int json_more(Json *j, char bracket) { // '}' or ']': 0 when it closes here, and passes it
+    int c = json_peek(j);
+    if (c == bracket) { j->at++; j->first = 0; return 0; }
+    if (!j->first) {
+        if (c != ',') json_bad(j, "a comma or the closing bracket");
+        j->at++;
+    }
+    j->first = 0;
+    return 1;
+}
+static uint32_t json_hex4(Json *j) {
+    uint32_t u = 0;
+    for (int i = 0; i < 4; i++) {
+        if (j->at >= j->end || !isxdigit((unsigned char)*j->at)) json_bad(j, "four hex digits");
+        int c = tolower((unsigned char)*j->at++);
+        u = u << 4 | (uint32_t)(c <= '9' ? c - '0' : c - 'a' + 10);
+    }
+    return u;
+}
+static size_t utf8_put(uint32_t u, char *out) { // 1 to 4 bytes
+    if (u < 0x80) { out[0] = (char)u; return 1; }
+    size_t count = u < 0x800 ? 2 : u < 0x10000 ? 3 : 4;
+    for (size_t i = count - 1; i > 0; i--, u >>= 6) out[i] = (char)(0x80 | (u & 0x3f));
+    out[0] = (char)((0xf00u >> count & 0xf0) | u);
+    return count;
+}
+static size_t json_string(Json *j, char *out, size_t room) { // bytes, without the added zero byte
+    static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
+    size_t count = 0;
+    if (json_peek(j) != '"') json_bad(j, "a string");
+    for (j->at++; ; ) {
+        if (j->at >= j->end || (unsigned char)*j->at < 0x20) json_bad(j, "the end of a string");
+        if (count + 5 > room) json_bad(j, "a shorter string");
+        char c = *j->at++;
+        if (c == '"') break;
+        if (c != '\\') { out[count++] = c; continue; }
+        c = j->at < j->end ? *j->at++ : 0;
+        const char *escape = c ? strchr(from, c) : NULL;
+        if (c == 'u') {
+            uint32_t u = json_hex4(j);
+            if (u >= 0xd800 && u < 0xe000) { // half of a surrogate pair: the other one must follow
+                if (u >= 0xdc00 || j->end - j->at < 6 || j->at[0] != '\\' || j->at[1] != 'u')
+                    json_bad(j, "a surrogate pair");
+                j->at += 2;
+                uint32_t low = json_hex4(j);
+                if (low < 0xdc00 || low >= 0xe000) json_bad(j, "the second half of a surrogate "
+                    "pair");
+                u = 0x10000 + ((u - 0xd800) << 10) + (low - 0xdc00);
+            }
+            count += utf8_put(u, out + count);
+        } else if (escape) out[count++] = to[escape - from];
+        else json_bad(j, "a known escape");
+    }
+    out[count] = 0;
+    return count;
+}
+static void json_key(Json *j, char *out, size_t room) {
+    json_string(j, out, room);
+    if (json_peek(j) != ':') json_bad(j, "a colon");
+    j->at++;
+}
+static double json_number(Json *j) {
+    char digits[64];
+    size_t count = 0;
+    json_peek(j);
+    while (j->at < j->end && count + 1 < sizeof digits &&
+           *j->at && strchr("+-.0123456789eE", *j->at)) digits[count++] = *j->at++;
+    digits[count] = 0;
+    char *end;
+    double value = strtod(digits, &end);
+    if (count == 0 || *end) json_bad(j, "a number");
+    return value;
+}
+static uint64_t json_count(Json *j) { // a whole number >= 0, exact to 64 bits
+    uint64_t value = 0;
+    int digits = 0;
+    for (json_peek(j); j->at < j->end && isdigit((unsigned char)*j->at); j->at++, digits++)
+        if (__builtin_mul_overflow(value, 10, &value) ||
+            __builtin_add_overflow(value, (uint64_t)(*j->at - '0'), &value))
+            json_bad(j, "a number below 2^64");
+    if (!digits || (j->at < j->end && strchr(".eE", *j->at))) json_bad(j, "a whole number >= 0");
+    return value;
+}
+static void json_skip(Json *j) { // any one value; brackets are counted, so depth costs nothing
+    size_t depth = 0;
+    do {
+        int c = json_peek(j);
+        if (c == '"') {
+            for (j->at++; j->at < j->end && *j->at != '"'; j->at++) if (*j->at == '\\') j->at++;
+            if (j->at >= j->end) json_bad(j, "the end of a string");
+            j->at++;
+        } else if (c == '{' || c == '[') { depth++; j->at++; }
+        else if ((c == '}' || c == ']' || c == ',' || c == ':') && depth > 0) {
+            if (c == '}' || c == ']') depth--;
+            j->at++;
+        } else {
+            const char *start = j->at;
+            while (j->at < j->end && (isalnum((unsigned char)*j->at) || strchr("+-.", *j->at)))
+                j->at++;
+            if (j->at == start) json_bad(j, "a value");
+        }
+    } while (depth > 0);
+    j->first = 0;
+}
+
+// === 3. Flags ========================================================================== [shared]
+// One line of this table is one flag: it makes the field of struct Flags, the parser, --help, the
+// record in the log and in the checkpoint. To add a flag, add a line and use f->name.
+// Types: I whole number, F number, S text, E one of the words at the start of the help, B switch.
+
+enum { MODE, MODEL, DATA, TRAIN, WATCH, SAVE, ROBUST, NUM_GROUPS };
+static const char *const group_titles[NUM_GROUPS] = {
+    "Modes (without one: train)", "Model", "Data", "Training", "Watching", "Saving", "Robustness" };
+
+#define FLAGS(X) \
+    /* name               group   default  min max      help */ \
+    X(B, help,              MODE,   "0",      0, 1,       "print this and exit") \
+    X(B, plan,              MODE,   "0",      0, 1,       "print parameters, FLOPs, bytes; exit") \
+    X(B, json,              MODE,   "0",      0, 1,       "with --plan: as one JSON object") \
+    X(S, sample,            MODE,   "",       0, 0,       "PROMPT: print a continuation and exit") \
+    X(B, eval,              MODE,   "0",      0, 1,       "print the loss on --val as JSON; exit") \
+    X(B, resume,            MODE,   "0",      0, 1,       "go on from --out's newest checkpoint") \
+    X(S, model,             MODEL,  "",       0, 0,       "d6 d12 d24 d36 d48, gpt3:d12 .. d96") \
+    X(I, layers,            MODEL,  "4",      1, 1024,    "L") \
+    X(I, heads,             MODEL,  "4",      1, 1024,    "NH, divides channels") \
+    X(I, channels,          MODEL,  "128",    1, 65536,   "C") \
+    X(I, max_seq_len,       MODEL,  "0",      0, 1048576, "longest T; 0: seq_len") \
+    X(I, vocab_size,        MODEL,  "0",      0, 16777216, "V; 0: the tokenizer's") \
+    X(S, init,              MODEL,  "",       0, 0,       "Hugging Face GPT-2 folder or file") \
+    X(S, train,             DATA,   "",       0, 0,       "text file, or pattern of token shards") \
+    X(S, val,               DATA,   "",       0, 0,       "the same, held out") \
+    X(S, tokenizer,         DATA,   "bytes",  0, 0,       "bytes, gpt2, or a vocabulary file") \
+    X(F, val_fraction,      DATA,   "0.1",    0, 0.9,     "end of --train held out without --val") \
+    X(B, allow_data_change, DATA,   "0",      0, 1,       "resume although the data changed") \
+    X(I, batch_size,        TRAIN,  "12",     1, 1048576, "B: sequences in a micro-batch") \
+    X(I, seq_len,           TRAIN,  "64",     1, 1048576, "T: tokens in a sequence") \
+    X(I, total_batch_tokens, TRAIN, "0",      0, 1e12,    "tokens of a step; 0: one micro-batch") \
+    X(I, steps,             TRAIN,  "2000",   1, 1e12,    "optimizer steps") \
+    X(F, lr,                TRAIN,  "1e-3",   0, 1e3,     "peak learning rate") \
+    X(I, warmup_steps,      TRAIN,  "100",    0, 1e12,    "linear warm-up") \
+    X(E, lr_schedule,       TRAIN,  "cosine", 0, 0,       "constant|linear|cosine|wsd|inv_sqrt") \
+    X(F, final_lr_fraction, TRAIN,  "0.1",    0, 1,       "last learning rate / lr") \
+    X(F, weight_decay,      TRAIN,  "0.1",    0, 1e3,     "AdamW, on matrices only") \
+    X(F, beta1,             TRAIN,  "0.9",    0, 0.999999, "AdamW, first moment") \
+    X(F, beta2,             TRAIN,  "0.99",   0, 0.999999, "AdamW, second moment") \
+    X(F, eps,               TRAIN,  "1e-8",   0, 1,       "AdamW, added to the root") \
+    X(F, grad_clip,         TRAIN,  "1",      0, 1e9,     "largest gradient norm; 0: off") \
+    X(I, seed,              TRAIN,  "1337",   0, 4294967295.0, "weights, shuffle, samples") \
+    X(E, matmul,            TRAIN,  "fp32",   0, 0,       "fp32|tf32|bf16") \
+    X(I, gelu_fusion,       TRAIN,  "1",      0, 1,       "0: the same bits at every --recompute") \
+    X(I, zero,              TRAIN,  "1",      0, 1,       "1: a rank keeps its share of m and v") \
+    X(I, pairwise,          TRAIN,  "1",      0, 1,       "0: one gradient buffer, other sums") \
+    X(I, recompute,         TRAIN,  "0",      0, 3,       "redo: 1 GELU, 2 +layernorms, 3 layers") \
+    X(I, val_every,         WATCH,  "250",    0, 1e12,    "steps; 0: off") \
+    X(I, val_batches,       WATCH,  "0",      0, 1e12,    "micro-batches; 0: the whole set") \
+    X(S, hellaswag,         WATCH,  "",       0, 0,       "llm.c's file of examples: accuracy") \
+    X(I, sample_every,      WATCH,  "0",      0, 1e12,    "steps; 0: off") \
+    X(I, sample_tokens,     WATCH,  "256",    1, 1e9,     "tokens of a sample") \
+    X(S, prompt,            WATCH,  "",       0, 0,       "start of the samples during training") \
+    X(F, temperature,       WATCH,  "1",      0, 100,     "0: always the likeliest token") \
+    X(I, top_k,             WATCH,  "0",      0, 16777216, "sample from the k likeliest; 0: all") \
+    X(F, top_p,             WATCH,  "1",      0, 1,       "sample from this much probability") \
+    X(S, log,               WATCH,  "",       0, 0,       "JSON lines; default OUT/log.jsonl") \
+    X(S, out,               SAVE,   "out",    0, 0,       "folder of checkpoints and log") \
+    X(I, save_every,        SAVE,   "500",    0, 1e12,    "steps; 0: only at the end") \
+    X(I, keep,              SAVE,   "2",      0, 1e6,     "newest checkpoints; 0: write none") \
+    X(I, keep_every,        SAVE,   "0",      0, 1e12,    "steps; these are kept for good") \
+    X(I, timeout,           ROBUST, "600",    0, 1e6,     "s without progress of a rank; 0: off") \
+    X(I, skip_nonfinite,    ROBUST, "10",     1, 1e6,     "bad steps in a row: back, stop") \
+    X(F, spike_zscore,      ROBUST, "8",      0, 1e6,     "skip steps this far off; 0: off") \
+    X(I, check_replicas,    ROBUST, "100",    0, 1e12,    "steps; compare the ranks; 0: off") \
+    X(S, inject,            ROBUST, "",       0, 0,       "a fault, for tests only (15.2)")
+
+typedef int64_t FLAG_I, FLAG_B;
+typedef double FLAG_F;
+typedef const char *FLAG_S, *FLAG_E;
+#define FLAG_ENUM(type, name, ...) F_##name,
+#define FLAG_FIELD(type, name, ...) FLAG_##type name;
+enum { FLAGS(FLAG_ENUM) NUM_FLAGS };
+typedef struct { FLAGS(FLAG_FIELD) unsigned char given[NUM_FLAGS]; } Flags;
+
+typedef struct {
+    char type; const char *name; int group; const char *value; double min, max; const char *help;
+    size_t offset; } FlagInfo;
+#define FLAG_ROW(type, name, group, value, min, max, help) \
+    { #type[0], #name, group, value, min, max, help, offsetof(Flags, name) },
+static const FlagInfo flag_infos[NUM_FLAGS] = { FLAGS(FLAG_ROW) };
+
+static int64_t *flag_int(const Flags *f, int i) {
+    return (int64_t *)((char *)f + flag_infos[i].offset);
+}
+static double *flag_number(const Flags *f, int i) {
+    return (double *)((char *)f + flag_infos[i].offset);
+}
+static const char **flag_string(const Flags *f, int i) {
+    return (const char **)((char *)f + flag_infos[i].offset);
+}
+
+static int is_choice(const char *choices, const char *word) { // "a|b|c"
+    size_t count = strlen(word);
+    for (const char *c = choices; count > 0 && c != NULL; c = strchr(c, '|')) {
+        if (*c == '|') c++;
+        if (!strncmp(c, word, count) && (c[count] == '|' || c[count] == 0)) return 1;
+    }
+    return 0;
+}
+static void flag_set(Flags *f, int i, const char *text, int code) {
+    const FlagInfo *info = &flag_infos[i];
+    char *end = NULL;
+    errno = 0;
+    if (info->type == 'I' || info->type == 'B') {
+        long long value = strtoll(text, &end, 10);
+        check(end != text && *end == 0 && errno == 0 && !isspace(*text), code, "--%s wants a whole "
+              "number, got '%s'", info->name, text);
+        check((double)value >= info->min && (double)value <= info->max, code,
+              "--%s must be in [%.0f, %.0f], got %s", info->name, info->min, info->max, text);
+        *flag_int(f, i) = value;
+    } else if (info->type == 'F') {
+        double value = strtod(text, &end);
+        // no blanks, hex digits, nan, inf
+        int is_plain = text[strspn(text, "+-.0123456789eE")] == 0;
+        check(is_plain && end != text && *end == 0 && isfinite(value), code, "--%s wants a number, "
+              "got '%s'", info->name, text);
+        check(value >= info->min && value <= info->max, code, "--%s must be in [%g, %g], got %s",
+              info->name, info->min, info->max, text);
+        *flag_number(f, i) = value;
+    } else {
+        check(info->type == 'S' || is_choice(info->help, text), code, "--%s must be %s, got '%s'",
+              info->name, info->help, text);
+        *flag_string(f, i) = text_of("%s", text);
+    }
+}
+
+static void flag_add_value(Text *t, const Flags *f, int i) { // as JSON, and exact
+    char type = flag_infos[i].type;
+    if (type == 'I' || type == 'B') text_add(t, "%" PRId64, *flag_int(f, i));
+    else if (type == 'F') text_add(t, "%.17g", *flag_number(f, i));
+    else text_add_quoted(t, *flag_string(f, i));
+}
+// All flags but those of this one call: the rest is what a checkpoint keeps.
+static int is_flag_of_call(int i) {
+    return flag_infos[i].group == MODE || i == F_out || i == F_log || i == F_allow_data_change ||
+           i == F_zero || i == F_timeout || i == F_inject;
+}
+static void flags_add_json(Text *t, const Flags *f) {
+    const char *separator = "{";
+    for (int i = 0; i < NUM_FLAGS; i++) {
+        if (is_flag_of_call(i)) continue;
+        text_add(t, "%s\"%s\":", separator, flag_infos[i].name);
+        flag_add_value(t, f, i);
+        separator = ",";
+    }
+    text_add(t, "}");
+}
+
+static void flags_help(void) {
+    printf("usage: ./train_gpt [--flag value | --flag=value]\n"
+           "  ./train_gpt --train my.txt        trains a small model on your text, into out/\n"
+           "  ./train_gpt --sample \"Once\"       continues a prompt with it\n");
+    for (int group = 0; group < NUM_GROUPS; group++) {
+        printf("\n%s\n", group_titles[group]);
+        for (int i = 0; i < NUM_FLAGS; i++) {
+            const FlagInfo *info = &flag_infos[i];
+            if (info->group != group) continue;
+            printf("  --%-20s %-8s %s", info->name, info->type == 'B' ? "" : info->value,
+                   info->help);
+            if (info->type == 'I' || info->type == 'F') printf("  [%g..%g]", info->min, info->max);
+            printf("\n");
+        }
+    }
+}
+
+static size_t edit_distance(const char *a, const char *b) { // Levenshtein, by rows
+    size_t row[64], count = min_size(strlen(b), 63);
+    for (size_t k = 0; k <= count; k++) row[k] = k;
+    for (size_t i = 0; a[i]; i++) {
+        size_t diagonal = row[0]++;
+        for (size_t k = 1; k <= count; k++) {
+            size_t best = min_size(min_size(row[k], row[k - 1]) + 1, diagonal + (a[i] != b[k - 1]));
+            diagonal = row[k];
+            row[k] = best;
+        }
+    }
+    return row[count];
+}
+static int flag_find(const char *name) { // NUM_FLAGS: there is none
+    int i = 0;
+    while (i < NUM_FLAGS && strcmp(name, flag_infos[i].name)) i++;
+    return i;
+}
+__attribute__((noreturn))
+static void flag_unknown(const char *name) {
+    int nearest = 0;
+    for (int i = 0; i < NUM_FLAGS; i++)
+        if (edit_distance(name, flag_infos[i].name) < edit_distance(name, flag_infos[nearest].name))
+            nearest = i;
+    die(EXIT_USAGE, "unknown flag --%s; did you mean --%s? (--help lists all)", name,
+        flag_infos[nearest].name);
+}
+
+// `--name value`, `--name=value`, `--switch`; '-' and '_' in a name are the same.
+static Flags flags_parse(int argc, char **argv) {
+    Flags f;
+    memset(&f, 0, sizeof f);
+    for (int i = 0; i < NUM_FLAGS; i++) flag_set(&f, i, flag_infos[i].value, EXIT_INTERNAL);
+    for (int k = 1; k < argc; k++) {
+        check(!strncmp(argv[k], "--", 2), EXIT_USAGE, "a flag begins with --, got '%s'", argv[k]);
+        char *name = text_of("%.80s", argv[k] + 2), *equals = strchr(name, '=');
+        if (equals) *equals = 0;
+        for (char *c = name; *c; c++) if (*c == '-') *c = '_';
+        int i = flag_find(name);
+        if (i == NUM_FLAGS) flag_unknown(name);
+        check(!f.given[i], EXIT_USAGE, "--%s is given twice", flag_infos[i].name);
+        f.given[i] = 1;
+        if (equals) flag_set(&f, i, strchr(argv[k], '=') + 1, EXIT_USAGE);
+        else if (flag_infos[i].type == 'B') *flag_int(&f, i) = 1;
+        else {
+            check(k + 1 < argc && (i == F_sample || i == F_prompt || strncmp(argv[k + 1], "--", 2)),
+                  EXIT_USAGE, "--%s needs a value", flag_infos[i].name);
+            flag_set(&f, i, argv[++k], EXIT_USAGE);
+        }
+        free(name);
+    }
+    if (f.help) {
+        if (rank == 0) flags_help();
+        exit(EXIT_SUCCESS);
+    }
+    return f;
+}
+
+// The flags of the checkpoint are the defaults. A flag that is given again wins where it steers the
+// training; where it would change the model, or which window comes next, it is refused.
+static void flags_merge_saved(Flags *f, Json j) {
+    char name[64];
+    char *value = (char *)host_alloc(65536);
+    json_enter(&j, '{');
+    while (json_more(&j, '}')) {
+        json_key(&j, name, sizeof name);
+        if (json_peek(&j) == '"') json_string(&j, value, 65536);
+        else snprintf(value, 65536, "%.17g", json_number(&j));
+        int i = flag_find(name);
+        check(i < NUM_FLAGS, EXIT_INPUT, "%s: flag %s is not known here", j.path, name);
+        if (is_flag_of_call(i)) continue;
+        Flags saved = *f;
+        flag_set(&saved, i, value, EXIT_INPUT);
+        Text was = { NULL, 0, 0 }, now = { NULL, 0, 0 };
+        flag_add_value(&was, &saved, i);
+        flag_add_value(&now, f, i);
+        int group = flag_infos[i].group, is_model = group == MODEL || (i == F_seq_len && f->resume);
+        int is_course = f->resume && (i == F_seed || i == F_val_fraction || i == F_tokenizer);
+        if (!f->given[i]) *f = saved;
+        else if (strcmp(was.at, now.at)) {
+            check(!is_model, EXIT_USAGE, "--%s %s: the checkpoint has %s; a resumed model keeps "
+                  "its shape (or start another --out)", name, now.at, was.at);
+            check(!is_course || f->allow_data_change, EXIT_USAGE, "--%s %s: the checkpoint has %s, "
+                  "and another one changes the course of the data; --allow_data_change goes on all "
+                  "the same", name, now.at, was.at);
+            if (f->resume && group != WATCH)
+                say("changed: %s %s -> %s\n", name, was.at, now.at);
+        }
+        free(was.at);
+        free(now.at);
+    }
+    free(value);
+}
+
+// === 4. Random numbers ================================================================= [shared]
+// Two generators: the Mersenne Twister draws initial weights, to give PyTorch's for the same seed;
+// everything else hashes a counter, so that there is no state to save and no order to keep.
+
+static uint64_t hash64(uint64_t x) { // the finaliser of splitmix64 (Steele et al. 2014)
+    x += 0x9e3779b97f4a7c15u;
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+    return x ^ x >> 31;
+}
+static double hash_uniform(uint64_t seed, uint64_t counter) { // in [0, 1)
+    return (double)(hash64(hash64(seed) ^ counter) >> 11) * 0x1p-53;
+}
+// A permutation of 0..count-1 without a table: a 4-round Feistel network on the smallest even
+// number of bits that holds count; a result >= count goes through again ("cycle walking").
+static uint64_t permute(uint64_t i, uint64_t count, uint64_t key) {
+    int half = 1;
+    while (half < 32 && (uint64_t)1 << 2 * half < count) half++;
+    uint64_t mask = ((uint64_t)1 << half) - 1;
+    do {
+        uint64_t left = i >> half, right = i & mask;
+        for (uint64_t round = 0; round < 4; round++) {
+            uint64_t mixed = left ^ (hash64(hash64(key + round) ^ right) & mask);
+            left = right;
+            right = mixed;
+        }
+        i = left << half | right;
+    } while (i >= count);
+    return i;
+}
+
+// Mersenne Twister MT19937 (Matsumoto and Nishimura 1998), PyTorch's generator on the CPU.
+enum { MERSENNE_N = 624, MERSENNE_M = 397 };
+typedef struct {
+    uint32_t state[MERSENNE_N];
+    uint32_t next;         // index of the next word to hand out; MERSENNE_N: make new ones
+    int has_spare;         // fewer than 16 normal numbers are made in pairs
+    double spare;
+} Mersenne;
+
+static void mersenne_seed(Mersenne *r, uint64_t seed) {
+    r->state[0] = (uint32_t)seed; // PyTorch too ignores the upper half
+    for (uint32_t i = 1; i < MERSENNE_N; i++) {
+        uint32_t before = r->state[i - 1];
+        r->state[i] = 1812433253u * (before ^ before >> 30) + i;
+    }
+    r->next = MERSENNE_N;
+    r->has_spare = 0;
+}
+static uint32_t mersenne_next(Mersenne *r) {
+    if (r->next == MERSENNE_N) {
+        for (uint32_t i = 0; i < MERSENNE_N; i++) {
+            uint32_t y = (r->state[i] & 0x80000000u) |
+                         (r->state[(i + 1) % MERSENNE_N] & 0x7fffffffu);
+            r->state[i] = r->state[(i + MERSENNE_M) % MERSENNE_N] ^ y >> 1 ^
+                          (y & 1 ? 0x9908b0dfu : 0);
+        }
+        r->next = 0;
+    }
+    uint32_t y = r->state[r->next++];
+    y ^= y >> 11;
+    y ^= y << 7 & 0x9d2c5680u;
+    y ^= y << 15 & 0xefc60000u;
+    return y ^ y >> 18;
+}
+static float mersenne_float(Mersenne *r) { // uniform in [0, 1), 24 random bits
+    return (float)(mersenne_next(r) & 0xffffff) * 0x1p-24f;
+}
+static double mersenne_double(Mersenne *r) { // uniform in [0, 1), 53 random bits
+    uint64_t high = mersenne_next(r);
+    return (double)((high << 32 | mersenne_next(r)) & (((uint64_t)1 << 53) - 1)) * 0x1p-53;
+}
+// normal_fill: the numbers of torch's normal_(0, std), count of them.
+//   torch   fills out with uniforms, then turns each block of 16 into normals, i with i + 8 (Box
+//           and Muller 1958). Where 16 does not divide count, the last 16 places are drawn and
+//           turned anew. Fewer than 16 are made pair by pair in double; an odd one stays for the
+//           next such call.
+//   equal   85 % of all numbers to the bit, the others within 8e-7 * std: torch's AVX2 code has its
+//           own log, sin and cos. theta is a float because torch rounds it: worth 1e-6 * std.
+static void normal_fill(float *out, size_t count, float std, Mersenne *r) {
+    for (size_t i = 0; i < count && count < 16; i++, r->has_spare = !r->has_spare) {
+        if (r->has_spare) { out[i] = (float)(r->spare * std); continue; }
+        double theta = 2 * 3.14159265358979323846 * mersenne_double(r);
+        double radius = sqrt(-2 * log(1 - mersenne_double(r)));
+        out[i] = (float)(radius * cos(theta) * std);
+        r->spare = radius * sin(theta);
+    }
+    if (count < 16) return;
+    for (size_t i = 0; i < count; i++) out[i] = mersenne_float(r);
+    for (size_t start = 0; start < count; start += 16) {
+        float *block = start + 16 <= count ? out + start : out + count - 16;
+        if (start + 16 > count) for (size_t i = 0; i < 16; i++) block[i] = mersenne_float(r);
+        for (size_t i = 0; i < 8; i++) {
+            float radius = sqrtf(-2 * logf(1 - block[i])); // 1 - u is in (0, 1], as log needs
+            float theta = 6.28318530717958647692f * block[i + 8];
+            block[i] = radius * cosf(theta) * std;
+            block[i + 8] = radius * sinf(theta) * std;
+        }
+    }
+}
+
+// === 5. Number types and memory ==================================================================
+// floatX is what weights and activations are stored in, real what sums and gradients are kept in
+// (section 1 chooses). A floatX is only read through f32() and written through fX().
+
+// --- 5.1 errors and streams ---
+// Nothing here waits: an op puts kernels into `stream` and returns. The host waits where it needs a
+// value, in to_host. The side stream carries messages between GPUs and the sums over them.
+static cudaStream_t main_stream, side_stream, stream; // stream: one of the two, where ops go
+static cudaDeviceProp device;
+
+static void cuda_check(cudaError_t error, const char *call) {
+    check(error == cudaSuccess, EXIT_INTERNAL, "step %" PRIu64 ": %s: %s", progress.step, call,
+          cudaGetErrorString(error));
+}
+#define CUDA(call) cuda_check(call, #call)
+// After a launch: a grid that cannot run shows at once, a fault inside of a kernel at a later call.
+static void launch_check(const char *kernel) {
+    cuda_check(cudaGetLastError(), kernel);
+    if (IS_TEST) cuda_check(cudaStreamSynchronize(stream), kernel);
+}
+static unsigned grid_of(size_t work, size_t per_block) { // blocks of a one-dimensional grid
+    size_t blocks = div_up(work, per_block);
+    check(blocks < (size_t)1 << 31, EXIT_USAGE, "a grid of %zu blocks is over 2^31; lower "
+          "--batch_size", blocks);
+    return (unsigned)blocks;
+}
+static unsigned block_of(size_t work) { // threads, where a block does all of it: 32 .. 1024
+    return (unsigned)min_size(round_up(max_size(work, 1), 32), 1024);
+}
+static void stream_follows(cudaStream_t later, cudaStream_t earlier) {
+    static cudaEvent_t done;
+    if (done == NULL) CUDA(cudaEventCreateWithFlags(&done, cudaEventDisableTiming));
+    CUDA(cudaEventRecord(done, earlier));
+    CUDA(cudaStreamWaitEvent(later, done, 0));
+}
+static void dev_side_begin(void) { // what follows is done beside what comes after dev_side_end
+    stream_follows(side_stream, main_stream);
+    stream = side_stream;
+}
+static void dev_side_end(void) { stream = main_stream; }
+static void dev_side_join(void) { stream_follows(main_stream, side_stream); } // what follows waits
+
+static void event_wait(cudaEvent_t event) { // the host; mostly it has passed long ago
+    if (cudaEventQuery(event) != cudaSuccess) CUDA(cudaEventSynchronize(event));
+}
+// Stamps tell when the main stream came to them.
+enum { NUM_STAMPS = 256 };
+static cudaEvent_t stamps[NUM_STAMPS];
+static void dev_stamp(int i) { CUDA(cudaEventRecord(stamps[i], main_stream)); }
+static double dev_stamps_ms(int from, int to) { // waits until the stream has passed both
+    float ms;
+    event_wait(stamps[to]);
+    CUDA(cudaEventElapsedTime(&ms, stamps[from], stamps[to]));
+    return ms;
+}
+
+// --- 5.2 memory: the calls behind which the GPU hides ---
+static size_t dev_bytes = 0; // what has been allocated; --plan predicts it exactly
+static int num_devices = 1;
+// To the GPU by way of pinned memory, from which the GPU copies without the host. Two pieces, so
+// that one is filled while the other is read.
+enum { STAGE_BYTES = 4 << 20, NUM_STAGES = 2 };
+static struct { char *at; cudaEvent_t done; } stages[NUM_STAGES];
+
+static int env_int(const char *const *names) { // of the first that is set; -1: none is
+    for (; *names != NULL; names++) if (getenv(*names) != NULL) return atoi(getenv(*names));
+    return -1;
+}
+// The first thing the program does: takes the GPU whose number is this rank's on the machine.
+static void dev_check(void) {
+    static const char *const names[] = { "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID",
+                                         "LOCAL_RANK", "SLURM_LOCALID", NULL };
+    int local = env_int(names);
+    cudaError_t error = cudaGetDeviceCount(&num_devices);
+    check(error == cudaSuccess && num_devices > 0, EXIT_USAGE, "no CUDA GPU: %s; train_gpt is the "
+          "program for CPUs", error ? cudaGetErrorString(error) : "none is visible");
+    local = (local > 0 ? local : 0) % num_devices;
+    CUDA(cudaSetDevice(local));
+    CUDA(cudaGetDeviceProperties(&device, local));
+    check(device.major >= 8, EXIT_USAGE, "GPU %s has compute capability %d.%d, 8.0 is needed",
+          device.name, device.major, device.minor);
+    CUDA(cudaStreamCreateWithFlags(&main_stream, cudaStreamNonBlocking));
+    CUDA(cudaStreamCreateWithFlags(&side_stream, cudaStreamNonBlocking));
+    stream = main_stream;
+    for (int i = 0; i < NUM_STAMPS; i++) CUDA(cudaEventCreate(&stamps[i]));
+    for (int i = 0; i < NUM_STAGES; i++) {
+        CUDA(cudaMallocHost((void **)&stages[i].at, STAGE_BYTES));
+        CUDA(cudaEventCreateWithFlags(&stages[i].done, cudaEventDisableTiming));
+    }
+}
+static void dev_sync(void) { CUDA(cudaStreamSynchronize(main_stream)); }
+static void dev_zero(void *p, size_t bytes) {
+    if (bytes > 0) CUDA(cudaMemsetAsync(p, 0, bytes, stream));
+    if (IS_TEST) dev_sync();
+}
+static void *dev_alloc(size_t bytes, const char *what) {
+    void *p = NULL;
+    if (bytes == 0) return NULL;
+    cudaError_t error = IS_TEST ? cudaMallocManaged(&p, bytes, cudaMemAttachGlobal)
+                                : cudaMalloc(&p, bytes);
+    check(error == cudaSuccess, EXIT_INTERNAL, "out of memory: %s wants %.1f MB of GPU %s (%s); "
+          "lower --batch_size or raise --recompute (--plan shows all sizes)", what,
+          1e-6 * (double)bytes, device.name, cudaGetErrorString(error));
+    dev_zero(p, bytes);
+    dev_bytes += bytes;
+    return p;
+}
+static void dev_free(void *p) { CUDA(cudaFree(p)); }
+static void to_dev(void *dev, const void *host, size_t bytes) {
+    static size_t turn = 0;
+    for (size_t at = 0; at < bytes; at += STAGE_BYTES, turn++) {
+        size_t count = min_size(STAGE_BYTES, bytes - at), i = turn % NUM_STAGES;
+        event_wait(stages[i].done); // what it held before has been copied
+        memcpy(stages[i].at, (const char *)host + at, count);
+        CUDA(cudaMemcpyAsync((char *)dev + at, stages[i].at, count, cudaMemcpyHostToDevice,
+                             stream));
+        CUDA(cudaEventRecord(stages[i].done, stream));
+    }
+    if (IS_TEST) dev_sync();
+}
+static void to_host(void *host, const void *dev, size_t bytes) {
+    CUDA(cudaMemcpyAsync(host, dev, bytes, cudaMemcpyDeviceToHost, stream));
+    CUDA(cudaStreamSynchronize(stream));
+}
+static void dev_copy(void *to, const void *from, size_t bytes) {
+    CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream));
+}
+static void values_to_host(real *host, const floatX *dev, size_t count) {
+    floatX *copy = (floatX *)host_alloc(count * sizeof(floatX));
+    to_host(copy, dev, count * sizeof(floatX));
+    for (size_t i = 0; i < count; i++) host[i] = f32(copy[i]);
+    free(copy);
+}
+static void values_to_dev(floatX *dev, const real *host, size_t count) {
+    floatX *copy = (floatX *)host_alloc(count * sizeof(floatX));
+    for (size_t i = 0; i < count; i++) copy[i] = fX(host[i]);
+    to_dev(dev, copy, count * sizeof(floatX));
+    free(copy);
+}
+static size_t dev_bytes_free(void) { // this process's share of what is free
+    size_t free_bytes, all;
+    CUDA(cudaMemGetInfo(&free_bytes, &all));
+    return free_bytes / div_up((size_t)node_ranks, (size_t)num_devices);
+}
+static char *dev_name(void) { return text_of("%s", device.name); }
+
+// --- 5.3 messages between ranks: NCCL from GPU to GPU, or MPI by way of the host ---
+// The ranks find each other through MPI where mpirun started them, else as torchrun and Slurm do
+// it: rank 0 listens at MASTER_ADDR, one port above MASTER_PORT. NCCL wants a GPU for each rank;
+// where ranks share one, or with GPT_COMM=mpi, messages take the way over the host.
+static struct { int is_mpi, is_nccl; char *word; } net; // word: 8 KiB on the GPU, for net_reduce
+typedef struct { void *dev, *host; int bytes, peer, is_send; } Message; // by way of the host
+static Message *messages = NULL;
+static size_t num_messages = 0;
+
+static void nccl_check(const char *error, const char *call) {
+    check(error == NULL, EXIT_PEER, "step %" PRIu64 ": NCCL, %s: %s; NCCL_DEBUG=WARN says more",
+          progress.step, call, error);
+}
+// Rank 0 gives `bytes` of x to every other rank by TCP; gives up after a minute.
+static void tcp_broadcast(void *x, size_t bytes, int rank, int ranks) {
+    enum { WAIT_S = 60 };
+    const char *name = getenv("MASTER_ADDR"), *base = getenv("MASTER_PORT");
+    check(name != NULL && base != NULL, EXIT_USAGE, "rank %d of %d: neither mpirun nor MASTER_ADDR "
+          "and MASTER_PORT say where rank 0 is", rank, ranks);
+    char *port = text_of("%d", atoi(base) + 1);
+    struct addrinfo hints, *found = NULL;
+    memset(&hints, 0, sizeof hints);
+    hints.ai_family = AF_INET;
+    hints.ai_socktype = SOCK_STREAM;
+    int wrong = getaddrinfo(name, port, &hints, &found);
+    check(wrong == 0, EXIT_PEER, "MASTER_ADDR %s: %s", name, gai_strerror(wrong));
+    double end_ms = now_ms() + 1e3 * WAIT_S;
+    struct timeval limit = { WAIT_S, 0 };
+    int one = 1, fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+    if (rank == 0) {
+        struct sockaddr_in any = *(struct sockaddr_in *)(void *)found->ai_addr;
+        any.sin_addr.s_addr = htonl(INADDR_ANY);
+        check(bind(fd, (struct sockaddr *)(void *)&any, sizeof any) == 0 && listen(fd, ranks) == 0,
+              EXIT_PEER, "port %s (MASTER_PORT + 1): %s", port, strerror(errno));
+        for (int r = 1; r < ranks; r++) {
+            int peer = accept(fd, NULL, NULL);
+            check(peer >= 0, EXIT_PEER, "%d of %d ranks came to port %s in %d s", r, ranks, port,
+                  WAIT_S);
+            check(send(peer, x, bytes, MSG_NOSIGNAL) == (ssize_t)bytes, EXIT_PEER, "a rank left "
+                  "port %s", port);
+            close(peer);
+        }
+    } else {
+        while (connect(fd, found->ai_addr, found->ai_addrlen) != 0) {
+            check(now_ms() < end_ms, EXIT_PEER, "rank %d: no rank 0 at %s:%s after %d s: %s", rank,
+                  name, port, WAIT_S, strerror(errno));
+            close(fd); // a failed socket is not used again
+            usleep(100000);
+            fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+            setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+        }
+        check(recv(fd, x, bytes, MSG_WAITALL) == (ssize_t)bytes, EXIT_PEER, "rank %d: rank 0 at "
+              "%s:%s said nothing", rank, name, port);
+    }
+    close(fd);
+    freeaddrinfo(found);
+    free(port);
+}
+static void net_init(int *rank, int *ranks, int *node_ranks) {
+    static const char *const all[] = { "WORLD_SIZE", "SLURM_STEP_NUM_TASKS", NULL };
+    static const char *const own[] = { "RANK", "SLURM_PROCID", NULL };
+    static const char *const here[] = { "LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", NULL };
+    const char *wanted = getenv("GPT_COMM");
+    char id[NCCL_ID_BYTES] = { 0 };
+    net.is_mpi = getenv("OMPI_COMM_WORLD_SIZE") != NULL || getenv("PMI_SIZE") != NULL;
+    if (net.is_mpi) mpi_init(rank, ranks, node_ranks);
+    else {
+        *rank = env_int(own);
+        *ranks = env_int(all);
+        *node_ranks = env_int(here) > 0 ? env_int(here) : *ranks;
+        check(*rank >= 0 && *rank < *ranks, EXIT_USAGE, "rank %d of %d: RANK and WORLD_SIZE (or "
+              "Slurm's) do not fit", *rank, *ranks);
+    }
+    check(wanted == NULL || !strcmp(wanted, "mpi") || !strcmp(wanted, "nccl"), EXIT_USAGE,
+          "GPT_COMM=%s: nccl or mpi", wanted);
+    net.is_nccl = wanted != NULL ? !strcmp(wanted, "nccl") : has_nccl && *node_ranks <= num_devices;
+    check(net.is_nccl || net.is_mpi, EXIT_USAGE, "%d processes on %d GPUs%s: without NCCL between "
+          "GPUs, mpirun has to start them", *node_ranks, num_devices,
+          has_nccl ? "" : ", and a build without NCCL");
+    if (!net.is_nccl) return;
+    if (*rank == 0) nccl_check(nccl_new_id(id), "ncclGetUniqueId");
+    if (net.is_mpi) mpi_broadcast(id, sizeof id);
+    else tcp_broadcast(id, sizeof id, *rank, *ranks);
+    nccl_check(nccl_init(id, *rank, *ranks), "ncclCommInitRank");
+    CUDA(cudaMalloc((void **)&net.word, 8192));
+}
+static void net_finish(void) { if (net.is_mpi) mpi_finish(); }
+static void net_abort(int code) {
+    if (net.is_mpi) mpi_abort(code);
+    _exit(code);
+}
+// Messages are posted between begin and end, after all that the main stream has been given.
+static void net_begin(void) {
+    dev_side_begin();
+    if (net.is_nccl) nccl_check(nccl_begin(), "ncclGroupStart");
+}
+static void net_post(void *x, int bytes, int peer, int is_send) {
+    if (net.is_nccl) {
+        nccl_check(nccl_post(x, bytes, peer, is_send, side_stream), is_send ? "ncclSend"
+                                                                            : "ncclRecv");
+        return;
+    }
+    Message m = { x, host_alloc((size_t)bytes), bytes, peer, is_send };
+    if (is_send) CUDA(cudaMemcpyAsync(m.host, x, (size_t)bytes, cudaMemcpyDeviceToHost, stream));
+    messages = (Message *)host_grow(messages, (num_messages + 1) * sizeof m);
+    messages[num_messages++] = m;
+}
+static void net_end(void) {
+    if (net.is_nccl) nccl_check(nccl_end(), "ncclGroupEnd");
+    else CUDA(cudaStreamSynchronize(side_stream));
+    for (size_t i = 0; i < num_messages; i++) {
+        Message *m = &messages[i];
+        if (m->peer >= 0) mpi_post(m->host, m->bytes, m->peer, m->is_send);
+        m->peer = -1; // posted
+    }
+    dev_side_end();
+}
+static void net_wait(void) { // what follows in the stream, comes after the messages
+    if (!net.is_nccl) mpi_wait();
+    for (size_t i = 0; i < num_messages; i++) {
+        Message *m = &messages[i];
+        if (!m->is_send) CUDA(cudaMemcpyAsync(m->dev, m->host, (size_t)m->bytes,
+                                              cudaMemcpyHostToDevice, side_stream));
+    }
+    if (num_messages > 0) CUDA(cudaStreamSynchronize(side_stream));
+    for (size_t i = 0; i < num_messages; i++) free(messages[i].host);
+    num_messages = 0;
+    if (stream == main_stream) dev_side_join();
+}
+// A few numbers on the host: by MPI, where there is MPI.
+static void net_reduce(void *x, int count, int is_max) {
+    for (int at = 0; at < count; at += 1024) {
+        size_t bytes = min_size(1024, (size_t)(count - at)) * 8;
+        CUDA(cudaMemcpyAsync(net.word, (char *)x + 8 * at, bytes, cudaMemcpyHostToDevice,
+                             side_stream));
+        nccl_check(nccl_reduce(net.word, (int)(bytes / 8), is_max, side_stream), "ncclAllReduce");
+        CUDA(cudaMemcpyAsync((char *)x + 8 * at, net.word, bytes, cudaMemcpyDeviceToHost,
+                             side_stream));
+        CUDA(cudaStreamSynchronize(side_stream));
+    }
+}
+static void net_sum(double *x, int count) {
+    if (net.is_mpi) mpi_sum(x, count);
+    else net_reduce(x, count, 0);
+}
+static void net_max(int64_t *x, int count) {
+    if (net.is_mpi) mpi_max(x, count);
+    else net_reduce(x, count, 1);
+}
+
+// === 6. Ops ======================================================================================
+// Forward beside backward. Every op gives the same bits every time: no floating-point sum is taken
+// by atomic additions, and how work is divided depends on the shapes alone. BLOCK: threads, where
+// nothing else is said. A Pack is moved by one instruction: every row begins on 16 bytes.
+enum { PACK = 16 / sizeof(floatX), WARP = 32, BLOCK = 256 };
+typedef struct __align__(16) { floatX x[PACK]; } Pack;
+
+DEVICE Pack load_pack(const floatX *p) {
+    int4 bits = *(const int4 *)p;
+    Pack k;
+    memcpy(&k, &bits, sizeof k);
+    return k;
+}
+DEVICE void store_pack(floatX *p, const Pack &k) {
+    int4 bits;
+    memcpy(&bits, &k, sizeof k);
+    *(int4 *)p = bits;
+}
+// PACK values of fp32
+DEVICE void load_reals(float *x, const float *p) {
+    for (int k = 0; k < PACK; k += 4) {
+        float4 four = *(const float4 *)(p + k);
+        x[k] = four.x, x[k + 1] = four.y, x[k + 2] = four.z, x[k + 3] = four.w;
+    }
+}
+DEVICE void store_reals(float *p, const float *x) {
+    for (int k = 0; k < PACK; k += 4)
+        *(float4 *)(p + k) = make_float4(x[k], x[k + 1], x[k + 2], x[k + 3]);
+}
+DEVICE float warp_sum(float x) { // on every lane, the same bits
+    for (int d = WARP / 2; d > 0; d /= 2) x += __shfl_xor_sync(~0u, x, d);
+    return x;
+}
+DEVICE float warp_max(float x) {
+    for (int d = WARP / 2; d > 0; d /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, d));
+    return x;
+}
+// The sum of x over the threads of a block, in every thread. of_warps: shared, a value for a warp.
+template <class T> DEVICE T block_sum(T x, T *of_warps) {
+    int lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
+    for (int d = WARP / 2; d > 0; d /= 2) x += __shfl_xor_sync(~0u, x, d);
+    __syncthreads(); // of_warps may still be read from the sum before
+    if (lane == 0) of_warps[threadIdx.x / WARP] = x;
+    __syncthreads();
+    x = lane < warps ? of_warps[lane] : (T)0;
+    for (int d = WARP / 2; d > 0; d /= 2) x += __shfl_xor_sync(~0u, x, d);
+    return x;
+}
+// Scratch of the ops, laid out in 6.9.
+static char *lt_workspace = NULL;
+static float *column_scratch = NULL;
+static int32_t *first_scratch = NULL;
+static size_t first_count = 0;
+
+// gelu: x / 2 * (1 + tanh(u)), u = sqrt(2/pi) (x + 0.044715 x^3)   (Hendrycks & Gimpel 2016)
+// (1 + tanh(u)) / 2 = 1 / (1 + e^-2u) loses no digits where tanh is near -1.
+BOTH real gelu_gate(real x) {
+    real two_u = 1.5957691216057308f * (x + 0.044715f * x * x * x);
+    return 1 / (1 + expf(-two_u));
+}
+BOTH real gelu(real x) { return x * gelu_gate(x); }
+// d/dx x gate(x) = gate + x gate (1 - gate) d(2u)/dx
+BOTH real gelu_slope(real x) {
+    real gate = gelu_gate(x), d_two_u = 1.5957691216057308f * (1 + 0.134145f * x * x);
+    return gate + x * gate * (1 - gate) * d_two_u;
+}
+
+// --- 6.1 embedding ---
+// embedding_forward: the vector of each token plus the vector of its position.
+//   in      tokens (B,T) int32; wte (Vp,C), wpe (maxT,C) floatX; first: position of tokens[.][0]
+//   out     out (B,T,C) floatX
+//   work    a thread for 16 bytes
+//   needs   C % PACK == 0; tokens < V, first + T <= maxT (checked where they are read)
+//   cost    moves 3*B*T*C values -> memory-bound          speed   not measured
+//   source  Radford et al. 2019 (GPT-2: learned positions)
+static __global__ void embedding_kernel(floatX *out, const int32_t *tokens, const floatX *wte,
+                                        const floatX *wpe, size_t N, size_t T, size_t C,
+                                        size_t first) {
+    size_t at = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * PACK;
+    if (at >= N * C) return;
+    size_t n = at / C, i = at % C;
+    Pack token = load_pack(wte + (size_t)tokens[n] * C + i);
+    Pack position = load_pack(wpe + (first + n % T) * C + i);
+    for (int k = 0; k < PACK; k++) token.x[k] = fX(f32(token.x[k]) + f32(position.x[k]));
+    store_pack(out + at, token);
+}
+static void embedding_forward(floatX *out, const int32_t *tokens, const floatX *wte,
+                              const floatX *wpe, size_t B, size_t T, size_t C, size_t first) {
+    embedding_kernel<<<grid_of(B * T * C, BLOCK * PACK), BLOCK, 0, stream>>>(
+        out, tokens, wte, wpe, B * T, T, C, first);
+    launch_check("embedding_kernel");
+}
+// embedding_backward: out = wte[token] + wpe[position], so both get dout.
+//   in      dout (B,T,C); accumulate: 0 when dwpe holds no gradient yet
+//   out     dwte (Vp,C) real, always added to (the head's gradient is there already); dwpe (maxT,C)
+//   work    dwte: one pass finds where each token occurs first (the least index is the same whoever
+//           comes first); the block of that row looks for the others and adds them in order.
+//           dwpe: a thread for a channel of a position, over the B sequences
+//   cost    reads dout twice; a distinct token reads the N tokens, some 0.5 GB from L2 at N = 65536
+//   speed   not measured
+static __global__ void first_kernel(int32_t *first, const int32_t *tokens, size_t N) {
+    size_t n = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (n < N) atomicMin(&first[tokens[n]], (int32_t)n);
+}
+static __global__ void token_gradient_kernel(float *dwte, const floatX *dout, const int32_t *first,
+                                             const int32_t *tokens, size_t N, size_t C) {
+    __shared__ int32_t found[BLOCK];
+    __shared__ int of_warps[BLOCK / WARP];
+    size_t n = blockIdx.x;
+    int32_t token = tokens[n];
+    if (first[token] != (int32_t)n) return; // the whole block
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    for (size_t start = n; start < N; start += BLOCK) {
+        size_t m = start + threadIdx.x;
+        unsigned same = __ballot_sync(~0u, m < N && tokens[m < N ? m : n] == token);
+        if (lane == 0) of_warps[warp] = __popc(same);
+        __syncthreads();
+        int before = 0, count = 0;
+        for (int w = 0; w < BLOCK / WARP; w++) {
+            if (w < warp) before += of_warps[w];
+            count += of_warps[w];
+        }
+        if (same >> lane & 1) found[before + __popc(same & ((1u << lane) - 1))] = (int32_t)m;
+        __syncthreads();
+        for (size_t i = threadIdx.x; i < C && count > 0; i += BLOCK) {
+            float sum = dwte[(size_t)token * C + i];
+            for (int k = 0; k < count; k++) sum += f32(dout[(size_t)found[k] * C + i]);
+            dwte[(size_t)token * C + i] = sum;
+        }
+        __syncthreads(); // found is written again
+    }
+}
+static __global__ void position_gradient_kernel(float *dwpe, const floatX *dout, size_t B, size_t T,
+                                                size_t C, size_t maxT, int accumulate) {
+    size_t at = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (at >= maxT * C) return;
+    float sum = accumulate ? dwpe[at] : 0;
+    for (size_t b = 0; b < B && at < T * C; b++) sum += f32(dout[b * T * C + at]);
+    dwpe[at] = sum;
+}
+static void embedding_backward(real *dwte, real *dwpe, const floatX *dout, const int32_t *tokens,
+                               size_t B, size_t T, size_t C, size_t maxT, int accumulate) {
+    // 0x7f7f7f7f in every place: more than any index
+    CUDA(cudaMemsetAsync(first_scratch, 0x7f, first_count * sizeof(int32_t), stream));
+    first_kernel<<<grid_of(B * T, BLOCK), BLOCK, 0, stream>>>(first_scratch, tokens, B * T);
+    launch_check("first_kernel");
+    token_gradient_kernel<<<grid_of(B * T, 1), BLOCK, 0, stream>>>(dwte, dout, first_scratch,
+                                                                   tokens, B * T, C);
+    launch_check("token_gradient_kernel");
+    position_gradient_kernel<<<grid_of(maxT * C, BLOCK), BLOCK, 0, stream>>>(dwpe, dout, B, T, C,
+                                                                             maxT, accumulate);
+    launch_check("position_gradient_kernel");
+}
+
+// --- 6.2 layernorm ---
+// layernorm_forward: normalise each row of C channels, then scale by weight and shift by bias.
+//   in      inp (N,C) floatX; weight, bias (C) floatX
+//   out     out (N,C) floatX; mean, rstd (N) real, kept for backward
+//   work    a warp for a row; the second and third read of a row come from the L1 cache
+//   needs   C % PACK == 0
+//   cost    moves 2*N*C values -> memory-bound            speed   not measured
+//   source  Ba et al. 2016; variance in a second pass, which loses no digits
+static __global__ void layernorm_kernel(floatX *out, float *mean, float *rstd, const floatX *inp,
+                                        const floatX *weight, const floatX *bias, size_t N,
+                                        size_t C) {
+    size_t n = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) / WARP;
+    if (n >= N) return; // the whole warp
+    const floatX *x = inp + n * C;
+    size_t begin = threadIdx.x % WARP * PACK, step = WARP * PACK;
+    float sum = 0, squares = 0;
+    for (size_t i = begin; i < C; i += step) {
+        Pack p = load_pack(x + i);
+        for (int k = 0; k < PACK; k++) sum += f32(p.x[k]);
+    }
+    float mu = warp_sum(sum) / (float)C;
+    for (size_t i = begin; i < C; i += step) {
+        Pack p = load_pack(x + i);
+        for (int k = 0; k < PACK; k++) squares += (f32(p.x[k]) - mu) * (f32(p.x[k]) - mu);
+    }
+    float scale = 1 / sqrtf(warp_sum(squares) / (float)C + 1e-5f);
+    for (size_t i = begin; i < C; i += step) {
+        Pack p = load_pack(x + i), w = load_pack(weight + i), b = load_pack(bias + i);
+        for (int k = 0; k < PACK; k++)
+            p.x[k] = fX((f32(p.x[k]) - mu) * scale * f32(w.x[k]) + f32(b.x[k]));
+        store_pack(out + n * C + i, p);
+    }
+    if (begin > 0) return;
+    mean[n] = mu;
+    rstd[n] = scale;
+}
+static void layernorm_forward(floatX *out, real *mean, real *rstd, const floatX *inp,
+                              const floatX *weight, const floatX *bias, size_t N, size_t C) {
+    layernorm_kernel<<<grid_of(N, BLOCK / WARP), BLOCK, 0, stream>>>(out, mean, rstd, inp, weight,
+                                                                     bias, N, C);
+    launch_check("layernorm_kernel");
+}
+// Sums over rows: out[i] = sum over n of d (n,i), and with an inp also the sum of d * xhat: the
+// gradients of bias and weight. Rows are cut into slices, a block for a slice and COLUMNS columns;
+// its warps take every eighth row, and are added in order. A second kernel adds the slices.
+//   scratch partial (2, slices, C) float
+enum { COLUMN_SLICES = 64, COLUMNS = WARP * PACK };
+static __global__ void column_kernel(float *partial, const floatX *d, const floatX *inp,
+                                     const float *mean, const float *rstd, size_t N, size_t C,
+                                     size_t rows) {
+    __shared__ float of_warps[2][BLOCK / WARP][COLUMNS];
+    size_t lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    size_t i = blockIdx.x * (size_t)COLUMNS + lane * PACK, slice = blockIdx.y;
+    size_t end = (slice + 1) * rows < N ? (slice + 1) * rows : N;
+    float sum[PACK] = { 0 }, dot[PACK] = { 0 };
+    for (size_t n = slice * rows + warp; n < end && i < C; n += BLOCK / WARP) {
+        Pack g = load_pack(d + n * C + i), x = g;
+        if (inp != NULL) x = load_pack(inp + n * C + i);
+        float mu = inp != NULL ? mean[n] : 0, scale = inp != NULL ? rstd[n] : 0;
+        for (int k = 0; k < PACK; k++) {
+            sum[k] += f32(g.x[k]);
+            dot[k] += f32(g.x[k]) * (f32(x.x[k]) - mu) * scale;
+        }
+    }
+    for (int k = 0; k < PACK; k++) {
+        of_warps[0][warp][lane * PACK + k] = sum[k];
+        of_warps[1][warp][lane * PACK + k] = dot[k];
+    }
+    __syncthreads();
+    for (size_t c = threadIdx.x; c < 2 * COLUMNS; c += BLOCK) {
+        size_t which = c / COLUMNS, column = c % COLUMNS;
+        size_t at = blockIdx.x * (size_t)COLUMNS + column;
+        if (at >= C || (which == 1 && inp == NULL)) continue;
+        float total = 0;
+        for (int w = 0; w < BLOCK / WARP; w++) total += of_warps[which][w][column];
+        partial[(which * gridDim.y + slice) * C + at] = total;
+    }
+}
+static __global__ void slices_kernel(float *out, const float *partial, size_t slices, size_t C,
+                                     int accumulate) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= C) return;
+    float sum = 0;
+    for (size_t s = 0; s < slices; s++) sum += partial[s * C + i];
+    out[i] = accumulate ? out[i] + sum : sum;
+}
+static void column_sums(real *dbias, real *dweight, const floatX *d, const floatX *inp,
+                        const real *mean, const real *rstd, size_t N, size_t C, int accumulate) {
+    size_t rows = round_up(div_up(N, COLUMN_SLICES), BLOCK / WARP), slices = div_up(N, rows);
+    dim3 grid(grid_of(C, COLUMNS), (unsigned)slices);
+    column_kernel<<<grid, BLOCK, 0, stream>>>(column_scratch, d, inp, mean, rstd, N, C, rows);
+    launch_check("column_kernel");
+    slices_kernel<<<grid_of(C, BLOCK), BLOCK, 0, stream>>>(dbias, column_scratch, slices, C,
+                                                           accumulate);
+    launch_check("slices_kernel");
+    if (dweight == NULL) return;
+    slices_kernel<<<grid_of(C, BLOCK), BLOCK, 0, stream>>>(dweight, column_scratch + slices * C,
+                                                           slices, C, accumulate);
+    launch_check("slices_kernel");
+}
+// layernorm_backward: out = xhat * weight + bias with xhat = (inp - mean) * rstd.
+//   in      dout, inp (N,C); mean, rstd (N); accumulate: 0 assigns dweight and dbias, 1 adds
+//   out     dinp (N,C) floatX, added to (the residual stream's gradient is there already);
+//           dweight, dbias (C) real
+//   work    a warp for a row of dinp, then column sums
+//   cost    moves 6*N*C values -> memory-bound            speed   not measured
+static __global__ void layernorm_backward_kernel(floatX *dinp, const floatX *dout,
+                                                 const floatX *inp, const float *mean,
+                                                 const float *rstd, const floatX *weight, size_t N,
+                                                 size_t C) {
+    size_t n = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) / WARP;
+    if (n >= N) return; // the whole warp
+    const floatX *x = inp + n * C, *d = dout + n * C;
+    size_t begin = threadIdx.x % WARP * PACK, step = WARP * PACK;
+    float mu = mean[n], scale = rstd[n], sum = 0, dot = 0; // of dxhat, and of dxhat * xhat
+    for (size_t i = begin; i < C; i += step) {
+        Pack g = load_pack(d + i), p = load_pack(x + i), w = load_pack(weight + i);
+        for (int k = 0; k < PACK; k++) {
+            float dxhat = f32(g.x[k]) * f32(w.x[k]);
+            sum += dxhat;
+            dot += dxhat * (f32(p.x[k]) - mu) * scale;
+        }
+    }
+    sum = warp_sum(sum) / (float)C;
+    dot = warp_sum(dot) / (float)C;
+    for (size_t i = begin; i < C; i += step) {
+        Pack g = load_pack(d + i), p = load_pack(x + i), w = load_pack(weight + i);
+        Pack out = load_pack(dinp + n * C + i);
+        for (int k = 0; k < PACK; k++) {
+            float xhat = (f32(p.x[k]) - mu) * scale, dxhat = f32(g.x[k]) * f32(w.x[k]);
+            out.x[k] = fX(f32(out.x[k]) + scale * (dxhat - sum - xhat * dot));
+        }
+        store_pack(dinp + n * C + i, out);
+    }
+}
+static void layernorm_backward(floatX *dinp, real *dweight, real *dbias, const floatX *dout,
+                               const floatX *inp, const real *mean, const real *rstd,
+                               const floatX *weight, size_t N, size_t C, int accumulate) {
+    layernorm_backward_kernel<<<grid_of(N, BLOCK / WARP), BLOCK, 0, stream>>>(dinp, dout, inp, mean,
+                                                                              rstd, weight, N, C);
+    launch_check("layernorm_backward_kernel");
+    column_sums(dbias, dweight, dout, inp, mean, rstd, N, C, accumulate);
+}
+
+// --- 6.3 matmul ---
+// Every matrix product is cuBLASLt's. Its matrices are stored column by column: it sees our (N,C)
+// row by row as a (C,N), and so out^T = weight inp^T is asked for. With `in` (N,C), `w` (OC,C):
+//     matmul_forward     out (N,OC)     as (OC,N)  =  w^T   (OC,C)  in    (C,N)
+//     matmul_backward    din (N,C)      as (C,N)   =  w     (C,OC)  dout  (OC,N)
+//                        dw  (OC,C)     as (C,OC)  =  in    (C,N)   dout^T (N,OC)
+// What would be a pass over memory of its own is done while the result is in registers: bias and
+// gelu, gelu's derivative, and the residual, which is the product's C with beta = 1. What cuBLASLt
+// finds for a shape is kept. Sums are fp32; --matmul tf32 lets an fp32 build round operands.
+enum { LT_WORKSPACE_BYTES = 32 << 20 }; // what NVIDIA advises for Hopper
+static int matmul_tf32 = 0;
+static int matmul_fuses_gelu = 1;       // 0: gelu in a kernel of its own, as where Lt has none
+static double matmul_flops = 0;         // done so far, for the tests of the cost model
+static cublasLtHandle_t lt = NULL;
+
+static void lt_check(cublasStatus_t status, const char *call) {
+    check(status == CUBLAS_STATUS_SUCCESS, EXIT_INTERNAL, "step %" PRIu64 ": %s: status %d (%s)",
+          progress.step, call, (int)status, cublasLtGetStatusString(status));
+}
+#define LT(call) lt_check(call, #call)
+
+// c (m,n) = op(a) (m,k) op(b) (k,n), all stored by columns
+typedef struct {
+    size_t m, n, k;
+    int is_a_transposed, is_b_transposed;
+    int is_real;             // the result is real, else floatX
+    int has_bias, has_gelu, has_dgelu;
+} Product;
+typedef struct {
+    Product product;
+    cublasLtMatmulDesc_t desc;
+    cublasLtMatrixLayout_t a, b, c;
+    cublasLtMatmulAlgo_t algorithm;
+    int is_found;
+} Plan;
+static Plan plans[64];
+static int num_plans = 0;
+
+static cudaDataType_t lt_type(int is_real) {
+    const cudaDataType_t stored = sizeof(floatX) == 4 ? CUDA_R_32F : PRECISION_NAME[0] == 'b'
+                                                      ? CUDA_R_16BF : CUDA_R_16F;
+    return is_real ? CUDA_R_32F : stored;
+}
+static cublasLtMatrixLayout_t lt_layout(size_t rows, size_t cols, int is_real) {
+    cublasLtMatrixLayout_t layout;
+    LT(cublasLtMatrixLayoutCreate(&layout, lt_type(is_real), rows, cols, (int64_t)rows));
+    return layout;
+}
+#define LT_SET(plan, attribute, value) \
+    LT(cublasLtMatmulDescSetAttribute((plan)->desc, attribute, &(value), sizeof(value)))
+static void plan_make(Plan *p) {
+    const Product *q = &p->product;
+    cublasOperation_t ta = q->is_a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
+    cublasOperation_t tb = q->is_b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
+    cublasLtEpilogue_t epilogue = q->has_gelu && q->has_bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS :
+                                  q->has_gelu ? CUBLASLT_EPILOGUE_GELU_AUX :
+                                  q->has_dgelu ? CUBLASLT_EPILOGUE_DGELU :
+                                  q->has_bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+    LT(cublasLtMatmulDescCreate(&p->desc, matmul_tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32
+                                                      : CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    LT_SET(p, CUBLASLT_MATMUL_DESC_TRANSA, ta);
+    LT_SET(p, CUBLASLT_MATMUL_DESC_TRANSB, tb);
+    LT_SET(p, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue);
+    if (q->has_gelu || q->has_dgelu) {
+        int64_t ld = (int64_t)q->m;
+        const void *unknown = lt_workspace; // the true one is set before each product
+        LT_SET(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, ld);
+        LT_SET(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, unknown);
+    }
+    p->a = lt_layout(q->is_a_transposed ? q->k : q->m, q->is_a_transposed ? q->m : q->k, 0);
+    p->b = lt_layout(q->is_b_transposed ? q->n : q->k, q->is_b_transposed ? q->k : q->n, 0);
+    p->c = lt_layout(q->m, q->n, q->is_real);
+    cublasLtMatmulPreference_t preference;
+    cublasLtMatmulHeuristicResult_t found;
+    size_t bytes = LT_WORKSPACE_BYTES;
+    int count = 0;
+    LT(cublasLtMatmulPreferenceCreate(&preference));
+    LT(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                            &bytes, sizeof bytes));
+    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(lt, p->desc, p->a, p->b, p->c, p->c,
+                                                           preference, 1, &found, &count);
+    p->is_found = status == CUBLAS_STATUS_SUCCESS && count > 0;
+    if (p->is_found) p->algorithm = found.algo;
+    LT(cublasLtMatmulPreferenceDestroy(preference));
+}
+static Plan *plan_of(Product q) { // NULL: cuBLASLt has no kernel for it
+    int i = 0;
+    while (i < num_plans && memcmp(&plans[i].product, &q, sizeof q)) i++;
+    if (i == num_plans) {
+        assert(num_plans < (int)(sizeof plans / sizeof *plans));
+        plans[num_plans].product = q;
+        plan_make(&plans[num_plans++]);
+    }
+    return plans[i].is_found ? &plans[i] : NULL;
+}
+// d = a b + beta c; c is d where the product adds to what is there
+static void plan_run(Plan *p, void *d, const void *a, const void *b, const void *c,
+                     const floatX *bias, const floatX *aux) {
+    const Product *q = &p->product;
+    float alpha = 1, beta = c != NULL ? 1 : 0;
+    if (q->has_bias) LT_SET(p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+    if (q->has_gelu || q->has_dgelu) LT_SET(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux);
+    LT(cublasLtMatmul(lt, p->desc, &alpha, a, p->a, b, p->b, &beta, c != NULL ? c : d, p->c, d,
+                      p->c, &p->algorithm, lt_workspace, LT_WORKSPACE_BYTES, stream));
+    if (IS_TEST) dev_sync();
+    matmul_flops += 2 * (double)q->m * (double)q->n * (double)q->k;
+}
+static Plan *plan_needed(Product q) {
+    Plan *p = plan_of(q);
+    check(p != NULL, EXIT_INTERNAL, "cuBLASLt has no product (%zu,%zu) (%zu,%zu) in %s on %s", q.m,
+          q.k, q.k, q.n, PRECISION_NAME, device.name);
+    return p;
+}
+static Product product_of(size_t m, size_t n, size_t k, int is_a_transposed, int is_b_transposed) {
+    Product q;
+    memset(&q, 0, sizeof q); // compared byte by byte
+    q.m = m;
+    q.n = n;
+    q.k = k;
+    q.is_a_transposed = is_a_transposed;
+    q.is_b_transposed = is_b_transposed;
+    return q;
+}
+// --matmul, --gelu_fusion. An epilogue's gelu sees the sums before they are rounded to floatX, a
+// kernel's gelu after: the bits differ.
+static void matmul_choose(const char *how, int fuses_gelu) {
+    check(strcmp(how, "bf16") != 0 || sizeof(floatX) == 2, EXIT_USAGE, "--matmul bf16: this build "
+          "stores fp32 and multiplies in fp32 or tf32; make PRECISION=BF16 builds the other");
+    check(strcmp(how, "tf32") != 0 || sizeof(floatX) == 4, EXIT_USAGE, "--matmul tf32 is for the "
+          "fp32 build; this one is %s", PRECISION_NAME);
+    matmul_tf32 = !strcmp(how, "tf32");
+    matmul_fuses_gelu = fuses_gelu;
+}
+static void gelu_forward(floatX *out, const floatX *inp, size_t count);           // 6.5
+static void gelu_backward(floatX *dinp, const floatX *pre_gelu, size_t count);
+
+// matmul_forward: out = [gelu](inp . weight^T + bias) + residual
+//   in      inp (N,C), weight (OC,C), bias (OC) or NULL, residual (N,OC) or NULL     floatX
+//   out     out (N,OC); pre_gelu (N,OC): argument of gelu, kept for backward; NULL: no gelu
+//   needs   C and OC multiples of 8; not both gelu and residual
+//   cost    2*N*C*OC flops                                speed   not measured
+static void matmul_forward(floatX *out, floatX *pre_gelu, const floatX *inp, const floatX *weight,
+    const floatX *bias, const floatX *residual, size_t N, size_t C, size_t OC) {
+    Product q = product_of(OC, N, C, 1, 0);
+    q.has_bias = bias != NULL;
+    if (pre_gelu != NULL) {
+        Product fused = q;
+        fused.has_gelu = 1;
+        Plan *p = matmul_fuses_gelu ? plan_of(fused) : NULL;
+        if (p != NULL) plan_run(p, out, weight, inp, NULL, bias, pre_gelu);
+        else {
+            plan_run(plan_needed(q), pre_gelu, weight, inp, NULL, bias, NULL);
+            gelu_forward(out, pre_gelu, N * OC);
+        }
+        return;
+    }
+    plan_run(plan_needed(q), out, weight, inp, residual, bias, NULL);
+}
+// matmul_backward: of out = inp . weight^T + bias; assigns weight gradients, or adds if accumulate
+//   in      dout (N,OC), inp (N,C), weight (OC,C); pre_gelu (N,C) if inp = gelu(pre_gelu), or NULL
+//   out     dinp (N,C) floatX, of pre_gelu if given; dweight (OC,C), dbias (OC) or NULL real
+//   cost    4*N*C*OC flops                                speed   not measured
+static void matmul_backward(floatX *dinp, real *dweight, real *dbias, const floatX *dout,
+    const floatX *inp, const floatX *weight, const floatX *pre_gelu, size_t N, size_t C, size_t OC,
+    int accumulate) {
+    Product dx = product_of(C, N, OC, 0, 0), dw = product_of(C, OC, N, 0, 1), fused = dx;
+    fused.has_dgelu = 1;
+    dw.is_real = 1;
+    Plan *p = pre_gelu != NULL && matmul_fuses_gelu ? plan_of(fused) : NULL;
+    if (p != NULL) plan_run(p, dinp, weight, dout, NULL, NULL, pre_gelu);
+    else {
+        plan_run(plan_needed(dx), dinp, weight, dout, NULL, NULL, NULL);
+        if (pre_gelu != NULL) gelu_backward(dinp, pre_gelu, N * C);
+    }
+    plan_run(plan_needed(dw), dweight, inp, dout, accumulate ? dweight : NULL, NULL, NULL);
+    if (dbias != NULL) column_sums(dbias, NULL, dout, NULL, NULL, NULL, N, OC, accumulate);
+}
+
+// --- 6.4 attention ---
+// Causal self-attention without a (T,T) matrix (Milakov & Gimelshein 2018; Dao 2022, 2023). A block
+// of 4 warps owns rows of one head and walks over tiles of the other side, brought by cp.async into
+// one of two buffers while the other is multiplied; tiles wholly behind the diagonal are skipped:
+//
+//   rows of queries, tiles of keys                 rows of keys, tiles of queries
+//   (forward, gradient of the queries)             (gradients of keys and values)
+//      keys:  0    64   128  192                      queries:  128  160 ...        T
+//   128..159  [    |    |\   ]    warp 0           128..159   [\   |    |    |    |   ]  warp 0
+//   160..191  [    |    | \  ]    warp 1           160..191        [\   |    |    |   ]  warp 1
+//   192..223  [    |    |    |\   ]    2           192..223             [\   |    |   ]  warp 2
+//   224..255  [    |    |    | \  ]    3           224..255                  [\   |   ]  warp 3
+//
+// A warp computes its own rows alone: 16-row pieces of them, with mma (section 1). Of a 16x8 piece
+// of a sum, lane 4 g + t holds two neighbours in row g and two in row g + 8; of a 16x16 operand, the
+// same places of two such pieces side by side:
+//
+//   columns     0 1   2 3   4 5   6 7   |  8 9  10 11 12 13 14 15
+//   row g       t=0   t=1   t=2   t=3   |  t=0   t=1   t=2   t=3
+//   row g + 8   t=0   t=1   t=2   t=3   |  t=0   t=1   t=2   t=3
+//
+// So scores, once rounded to floatX, are already the left operand of the next product: neither they
+// nor their gradients leave the registers. The right operand comes from a tile by ldmatrix, as it
+// lies (tile^T: keys in q k^T) or transposed (values in P v).
+//
+// In a tile, chunk c (16 bytes, 8 channels) of row r lies at place c ^ (r % 8) of its row. ldmatrix
+// reads one column of 8 chunks at a time; unswizzled, they would share 4 of the 32 banks and take
+// turns. Here column 2, for one, is at places 2 3 0 1 6 7 4 5 of rows 0 to 7: each bank once.
+//
+// Head sizes 64 and 128 go this way; the others, and fp32, by the plain kernels: a warp to a row.
+enum {
+    ATT_WARPS = 4,
+    ATT_THREADS = 32 * ATT_WARPS,
+    ATT_STEP = 32,    // rows in a tile of backward: two scores each, and more sums, in registers
+    ATT_PAD = 128,    // T is padded to this in attention_scratch: rows of a block of queries
+    ATT_MAX_HS = 256, // plain kernels: 8 channels to a lane
+    ATT_LANE_HS = ATT_MAX_HS / 32
+};
+static char *attention_scratch = NULL; // attention_bytes, allocated once
+#define ATT_UNROLL _Pragma("unroll") // indices of registers must be constants
+
+// 16-row pieces of a warp. Two halve the traffic from shared memory, as each right operand is used
+// twice; but the sums of two gradients of 2 x 16 x 128 would fill the 255 registers of a thread.
+BOTH constexpr int att_pieces(int HS, int of_keys) { return of_keys && HS > 64 ? 1 : 2; }
+BOTH constexpr int att_rows(int HS, int of_keys) { return ATT_WARPS * 16 * att_pieces(HS, of_keys); }
+// Keys in a tile of forward: as many scores as fit beside the sums. (48 for 128 channels spills.)
+BOTH constexpr int att_keys(int HS) { return HS > 64 ? 32 : 64; }
+// Shared memory: rows of one (forward) or two tensors, two buffers of tiles of two tensors. At most
+// 97 KB, so that sm_86, sm_89 and sm_120 (99 KB) have it and an H200 runs two blocks at a time.
+BOTH constexpr int att_forward_bytes(int HS) {
+    return (att_rows(HS, 0) + 4 * att_keys(HS)) * HS * (int)sizeof(floatX);
+}
+BOTH constexpr int att_backward_bytes(int HS, int of_keys) {
+    return (2 * att_rows(HS, of_keys) + 4 * ATT_STEP) * HS * (int)sizeof(floatX)
+        + (of_keys ? 2 * ATT_STEP : att_rows(HS, 0)) * (int)sizeof(float2);
+}
+#define ATT_ALLOW_SHARED(kernel) do { /* above 48 KB wants permission, once */ \
+    static int is_allowed = 0; \
+    if (!is_allowed) CUDA(cudaFuncSetAttribute( \
+        kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, att_backward_bytes(128, 0))); \
+    is_allowed = 1; } while (0)
+static size_t attention_bytes(size_t B, size_t T, size_t NH) { // of attention_scratch
+    return B * NH * round_up(T, ATT_PAD) * sizeof(float2);
+}
+
+// What block blockIdx.x works on: head of heads, place 0 .. places - 1 of the longest to the
+// shortest. A group of heads that stay in the L2 cache together ends before the next begins.
+DEVICE void att_place(int *head, int *place, int heads, int places) {
+    const int group = 32, block = (int)blockIdx.x, first = block / (group * places) * group;
+    int count = heads - first < group ? heads - first : group, within = block - first * places;
+    *head = first + within % count;
+    *place = within / count;
+}
+template <int HS> DEVICE unsigned att_at(unsigned row, unsigned chunk) { // element of a tile, see above
+    return row * HS + (chunk ^ (row & 7)) * 8;
+}
+// Starts the copy of ROWS rows of HS channels, row t at t * ld; those from T on become zero. Not
+// unrolled: addresses computed ahead would take registers that the sums need.
+template <int HS, int ROWS>
+DEVICE void att_load(floatX *tile, const floatX *from, int ld, int first, int T) {
+    _Pragma("unroll 1")
+    for (unsigned i = here(threadIdx.x); i < ROWS * HS / 8; i += ATT_THREADS) {
+        unsigned c = i % (HS / 8);
+        int r = (int)(i / (HS / 8)), row = first + r;
+        cp_async_16(tile + att_at<HS>(r, c), from + (size_t)(row < T ? row : 0) * ld + 8 * c,
+                    row < T ? 16 : 0);
+    }
+}
+// x = own (16 M, HS), the rows of this warp, as left operands
+template <int HS, int M> DEVICE void att_keep(uint32_t (*x)[HS / 16][4], const floatX *own) {
+    unsigned lane = threadIdx.x % 32;
+    ATT_UNROLL
+    for (int m = 0; m < M; m++) ATT_UNROLL for (int k = 0; k < HS / 16; k++)
+        ldmatrix_x4(x[m][k], own + att_at<HS>(16 * m + lane % 16, 2 * k + lane / 16));
+}
+// s (16 M, 8 N) += own (16 M, HS) tile (8 N, HS)^T. If KEPT, own is already in x.
+template <int HS, int M, int N, int KEPT>
+DEVICE void att_scores(float (*s)[N][4], uint32_t (*x)[HS / 16][4], const floatX *own,
+                       const floatX *tile) {
+    unsigned lane = here(threadIdx.x % 32);
+    unsigned left = att_at<HS>(lane % 16, lane / 16);
+    unsigned right = att_at<HS>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
+    ATT_UNROLL
+    for (int k = 0; k < HS / 16; k++) {
+        ATT_UNROLL
+        for (int m = 0; m < M && !KEPT; m++)
+            ldmatrix_x4(x[m][k], own + (left ^ 16 * k) + 16 * m * HS);
+        ATT_UNROLL
+        for (int n = 0; n < N; n += 2) {
+            uint32_t y[4]; // 16 rows of the tile
+            ldmatrix_x4(y, tile + (right ^ 16 * k) + 8 * n * HS);
+            ATT_UNROLL
+            for (int m = 0; m < M; m++) {
+                mma(s[m][n], x[m][k], y);
+                mma(s[m][n + 1], x[m][k], y + 2);
+            }
+        }
+    }
+}
+// Scores of own rows (from `row`) and tile rows (from `other`) whose key comes after the query
+// become -Inf. Most tiles have none: then the test is all that this costs.
+template <int M, int N, int OF_KEYS>
+DEVICE void att_mask(float (*s)[N][4], int row, int other) {
+    int lane = threadIdx.x % 32, ahead = other + lane % 4 * 2 - row - lane / 4; // of the own row
+    if (OF_KEYS ? other >= row + 16 * M - 1 : other + 8 * N - 1 <= row) return;
+    ATT_UNROLL
+    for (int m = 0; m < M; m++) ATT_UNROLL for (int n = 0; n < N; n++)
+        ATT_UNROLL for (int i = 0; i < 4; i++) {
+            int distance = ahead + 8 * n + i % 2 - 16 * m - i / 2 * 8;
+            if (OF_KEYS ? distance < 0 : distance > 0) s[m][n][i] = -INFINITY;
+        }
+}
+// sum (16 M, HS) += weights (16 M, 8 N) tile (8 N, HS)
+template <int HS, int M, int N>
+DEVICE void att_weigh(float (*sum)[HS / 8][4], float (*weights)[N][4], const floatX *tile) {
+    unsigned lane = threadIdx.x % 32;
+    unsigned right = att_at<HS>(lane % 16, lane / 16);
+    ATT_UNROLL
+    for (int k = 0; k < N / 2; k++) {
+        uint32_t x[M][4];
+        ATT_UNROLL
+        for (int m = 0; m < M; m++) {
+            float *left = weights[m][2 * k], *right = weights[m][2 * k + 1];
+            x[m][0] = pack2(left[0], left[1]), x[m][1] = pack2(left[2], left[3]);
+            x[m][2] = pack2(right[0], right[1]), x[m][3] = pack2(right[2], right[3]);
+        }
+        ATT_UNROLL
+        for (int n = 0; n < HS / 8; n += 2) {
+            uint32_t y[4]; // 16 rows, 16 channels of the tile
+            ldmatrix_x4_trans(y, tile + (right ^ 8 * n) + 16 * k * HS);
+            ATT_UNROLL
+            for (int m = 0; m < M; m++) {
+                mma(sum[m][n], x[m], y);
+                mma(sum[m][n + 1], x[m], y + 2);
+            }
+        }
+    }
+}
+// Writes sum * factor to the rows from `row` that are below T. They pass through the place in shared
+// memory that held this warp's own rows, to leave in pieces of 16 bytes.
+template <int HS, int M>
+DEVICE void att_store(floatX *to, int ld, int row, int T, floatX *own, float (*sum)[HS / 8][4],
+                      float factor) {
+    int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    __syncwarp(); // all lanes have read the rows for the last time
+    ATT_UNROLL
+    for (int m = 0; m < M; m++) ATT_UNROLL for (int n = 0; n < HS / 8; n++)
+        ATT_UNROLL for (int r = 0; r < 2; r++)
+            *(uint32_t *)(own + att_at<HS>(16 * m + g + 8 * r, n) + 2 * t) =
+                pack2(sum[m][n][2 * r] * factor, sum[m][n][2 * r + 1] * factor);
+    __syncwarp();
+    for (int i = lane; i < 2 * M * HS; i += 32) {
+        int r = i / (HS / 8), c = i % (HS / 8);
+        if (row + r < T)
+            *(uint4 *)(to + (size_t)(row + r) * ld + 8 * c) = *(uint4 *)(own + att_at<HS>(r, c));
+    }
+}
+
+// Online softmax of one tile: scores (16 M, 8 N) become e^(score - max), and sum and acc, which had
+// been relative to the old max, are brought to the new one. Sums stay in the lane until the end.
+// Scores and max are in units of log_scale = log2(e) / sqrt(HS): 2^x is one instruction, e^x two.
+template <int HS, int M, int N>
+DEVICE void att_softmax(float (*s)[N][4], float (*acc)[HS / 8][4], float (*max)[2],
+                        float (*sum)[2], float log_scale) {
+    ATT_UNROLL
+    for (int m = 0; m < M; m++) ATT_UNROLL for (int r = 0; r < 2; r++) {
+        float top = -INFINITY, tile_sum = 0;
+        ATT_UNROLL
+        for (int n = 0; n < N; n++) top = fmaxf(top, fmaxf(s[m][n][2 * r], s[m][n][2 * r + 1]));
+        top = fmaxf(top, __shfl_xor_sync(~0u, top, 1)); // the 4 lanes of this row
+        top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+        // never -Inf: the first tile has key 0, which every row sees
+        top = fmaxf(top * log_scale, max[m][r]);
+        float shrink = fast_exp2(max[m][r] - top);
+        ATT_UNROLL
+        for (int n = 0; n < N; n++) ATT_UNROLL for (int i = 0; i < 2; i++)
+            tile_sum += s[m][n][2 * r + i] = fast_exp2(s[m][n][2 * r + i] * log_scale - top);
+        ATT_UNROLL
+        for (int n = 0; n < HS / 8; n++) acc[m][n][2 * r] *= shrink, acc[m][n][2 * r + 1] *= shrink;
+        sum[m][r] = sum[m][r] * shrink + tile_sum;
+        max[m][r] = top;
+    }
+}
+// End of forward for the rows from `row`: acc / sum, and lse (if wanted) below T.
+template <int HS, int M>
+DEVICE void att_normalise(float (*acc)[HS / 8][4], float *lse, float (*max)[2], float (*sum)[2],
+                          int row, int T) {
+    int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    ATT_UNROLL
+    for (int m = 0; m < M; m++) ATT_UNROLL for (int r = 0; r < 2; r++) {
+        int at = row + 16 * m + g + 8 * r;
+        float all = sum[m][r], inverse;
+        all += __shfl_xor_sync(~0u, all, 1);
+        all += __shfl_xor_sync(~0u, all, 2);
+        inverse = 1 / all;
+        if (lse && t == 0 && at < T)
+            lse[at] = (max[m][r] + log2f(all)) * (float)M_LN2;
+        ATT_UNROLL
+        for (int n = 0; n < HS / 8; n++) acc[m][n][2 * r] *= inverse, acc[m][n][2 * r + 1] *= inverse;
+    }
+}
+// attention_forward_mma: forward for head sizes 64 and 128 on tensor cores.
+//   in      qkv (B,T,3C) floatX, C = NH * HS; heads = B*NH
+//   out     out (B,T,C) floatX; lse (B,NH,T) float or NULL
+//   work    a block of 4 warps: 128 queries of a head, 32 to a warp; tiles of 64 keys (of
+//           128 channels: 32); grid B*NH * ceil(T / 128); shared 48 or 64 KB
+//   needs   HAS_MMA; C % 8 == 0 and aligned tensors, for copies of 16 bytes
+//   cost    2*B*T*T*C flops and B*NH*T*T/2 exponentials; moves 8*B*T*C bytes, and keys and values
+//           again for every 128 queries, mostly out of L2
+//   speed   not measured
+//   source  Dao 2023 (FlashAttention-2). Queries of 64 channels stay in registers; of 128 they are
+//           read again for every tile: acc (32 x 128) needs the registers.
+template <int HS>
+__global__ void __launch_bounds__(ATT_THREADS, 2)
+attention_forward_mma(floatX *out, float *lse, const floatX *qkv, int T, int C, int heads,
+                      float log_scale) {
+    enum { ROWS = att_rows(HS, 0), M = att_pieces(HS, 0), KEYS = att_keys(HS), N = KEYS / 8,
+           TILE = KEYS * HS, KEPT = HS == 64 };
+    extern __shared__ __align__(128) floatX att_shared[];
+    floatX *rows = att_shared, *tiles = rows + ROWS * HS; // (ROWS,HS); (2,2,KEYS,HS): k, v
+    int NH = C / HS, head, place, places = (T + ROWS - 1) / ROWS;
+    att_place(&head, &place, heads, places);
+    int warp = threadIdx.x / 32, first = (places - 1 - place) * ROWS, row = first + warp * 16 * M;
+    int end = first + ROWS < T ? first + ROWS : T; // of keys
+    floatX *own = rows + warp * 16 * M * HS;
+    int start = head / NH * T, channel = head % NH * HS; // where the head begins in qkv and out
+    uint32_t x[M][HS / 16][4];
+    float acc[M][HS / 8][4] = {}, max[M][2], sum[M][2] = {};
+    ATT_UNROLL
+    for (int m = 0; m < M; m++) max[m][0] = max[m][1] = -INFINITY;
+    const floatX *q = qkv + (size_t)start * 3 * C + channel;
+    att_load<HS, ROWS>(rows, q, 3 * C, first, T);
+    att_load<HS, KEYS>(tiles, q + C, 3 * C, 0, T);
+    att_load<HS, KEYS>(tiles + TILE, q + 2 * C, 3 * C, 0, T);
+    cp_async_commit();
+    for (int key = 0, buffer = 0; key < end; key += KEYS, buffer = 2 * TILE - buffer) {
+        floatX *tile = tiles + buffer, *next = tiles + 2 * TILE - buffer;
+        cp_async_wait(0);
+        __syncthreads(); // the tile has arrived for all warps, and none still reads `next`
+        if (key + KEYS < end) {
+            const floatX *k = qkv + ((size_t)here(start) * 3 + 1) * C + here(channel);
+            att_load<HS, KEYS>(next, k, 3 * C, key + KEYS, T);
+            att_load<HS, KEYS>(next + TILE, k + C, 3 * C, key + KEYS, T);
+            cp_async_commit();
+        }
+        if (KEPT && key == 0) att_keep<HS, M>(x, own);
+        if (key >= row + 16 * M) continue; // behind the diagonal for all rows of this warp
+        float s[M][N][4] = {};
+        att_scores<HS, M, N, KEPT>(s, x, own, tile);
+        att_mask<M, N, 0>(s, row, key);
+        att_softmax<HS, M, N>(s, acc, max, sum, log_scale);
+        att_weigh<HS, M, N>(acc, s, tile + TILE);
+    }
+    if (lse) lse += (size_t)here(start) * NH + (size_t)(channel / HS) * T; // head * T
+    att_normalise<HS, M>(acc, lse, max, sum, row, T);
+    att_store<HS, M>(out + (size_t)start * C + channel, C, row, T, own, acc, 1);
+}
+
+// One row y (HS) against one row x that the warp holds, channel lane + 32 i in x[i].
+DEVICE float att_dot(const float *x, const floatX *y, int HS) {
+    float sum = 0;
+    ATT_UNROLL
+    for (int i = 0, c = threadIdx.x % 32; i < ATT_LANE_HS; i++, c += 32)
+        if (c < HS) sum += x[i] * f32(y[c]);
+    return warp_sum(sum);
+}
+DEVICE void att_read(float *x, const floatX *row, int HS) {
+    ATT_UNROLL
+    for (int i = 0, c = threadIdx.x % 32; i < ATT_LANE_HS; i++, c += 32)
+        x[i] = c < HS ? f32(row[c]) : 0;
+}
+DEVICE void att_add(float *x, float weight, const floatX *row, int HS) {
+    ATT_UNROLL
+    for (int i = 0, c = threadIdx.x % 32; i < ATT_LANE_HS; i++, c += 32)
+        if (c < HS) x[i] += weight * f32(row[c]);
+}
+// attention_forward_plain: forward for every head size, and for positions behind cached ones.
+//   in      q (n,HS) stride q_ld: positions first .. first + n - 1; k, v (first + n,HS) stride ld;
+//           head h of NH begins at channel h * HS, sequence b at row b * n
+//   out     out (n,C) floatX; lse (heads,n) float or NULL
+//   work    a block for a row of a head; a warp takes every 4th group of 32 keys, a lane channels
+//           lane + 32 i; grid heads * n, shared 4 KB
+//   cost    2*B*T*T*C flops without tensor cores, 5 shuffles for a score
+//   speed   not measured
+__global__ void __launch_bounds__(ATT_THREADS)
+attention_forward_plain(floatX *out, float *lse, const floatX *q, size_t q_ld, const floatX *k,
+                        const floatX *v, size_t ld, int n, int first, int HS, size_t C,
+                        size_t heads, float log_scale) {
+    __shared__ float acc_of[ATT_WARPS][ATT_MAX_HS], max_of[ATT_WARPS], sum_of[ATT_WARPS];
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = n - 1 - (int)(blockIdx.x / heads);
+    size_t head = blockIdx.x % heads, NH = C / HS, start = head / NH * n, channel = head % NH * HS;
+    float x[ATT_LANE_HS], acc[ATT_LANE_HS] = {}, max = -INFINITY, sum = 0;
+    att_read(x, q + (start + row) * q_ld + channel, HS);
+    k += start * ld + channel, v += start * ld + channel;
+    int end = first + row + 1;
+    for (int key = warp * 32; key < end; key += ATT_THREADS) { // lane i keeps the score of key + i
+        int count = end - key < 32 ? end - key : 32;
+        float s = -INFINITY;
+        for (int i = 0; i < count; i++) {
+            float score = att_dot(x, k + (size_t)(key + i) * ld, HS) * log_scale;
+            if (i == lane) s = score;
+        }
+        float new_max = fmaxf(max, warp_max(s)), shrink = exp2f(max - new_max);
+        float p = exp2f(s - new_max);
+        sum = sum * shrink + p;
+        max = new_max;
+        for (int i = 0; i < ATT_LANE_HS; i++) acc[i] *= shrink;
+        for (int i = 0; i < count; i++)
+            att_add(acc, __shfl_sync(~0u, p, i), v + (size_t)(key + i) * ld, HS);
+    }
+    sum = warp_sum(sum);
+    if (lane == 0) max_of[warp] = max, sum_of[warp] = sum;
+    for (int i = 0; i < ATT_LANE_HS; i++) acc_of[warp][lane + 32 * i] = acc[i];
+    __syncthreads();
+    for (int w = 0; w < ATT_WARPS; w++) max = fmaxf(max, max_of[w]);
+    float all = 0, factor[ATT_WARPS]; // of a warp that had no keys: 2^-Inf = 0
+    for (int w = 0; w < ATT_WARPS; w++) all += sum_of[w] * (factor[w] = exp2f(max_of[w] - max));
+    for (int c = threadIdx.x; c < HS; c += ATT_THREADS) {
+        float value = 0;
+        for (int w = 0; w < ATT_WARPS; w++) value += acc_of[w][c] * factor[w];
+        out[(start + row) * C + channel + c] = fX(value / all);
+    }
+    if (lse && threadIdx.x == 0) lse[head * n + row] = (max + log2f(all)) * (float)M_LN2;
+}
+static void attention_check(size_t blocks, size_t HS) {
+    check(HS >= 1 && HS <= ATT_MAX_HS, EXIT_USAGE, "attention: head size %zu, this build does 1 to "
+          "%d; choose more heads", HS, ATT_MAX_HS);
+    check(blocks < (size_t)1 << 31, EXIT_USAGE, "attention: %zu blocks, a launch has at most 2^31; "
+          "choose a smaller batch", blocks);
+}
+template <int HS>
+static void att_launch_forward(floatX *out, float *lse, const floatX *qkv, size_t T, size_t C,
+                               size_t heads, float log_scale) {
+    unsigned blocks = (unsigned)(heads * div_up(T, att_rows(HS, 0)));
+    ATT_ALLOW_SHARED(attention_forward_mma<HS>);
+    attention_forward_mma<HS><<<blocks, ATT_THREADS, att_forward_bytes(HS), stream>>>(
+        out, lse, qkv, (int)T, (int)C, (int)heads, log_scale);
+    launch_check("attention_forward_mma");
+}
+static int attention_is_mma(size_t HS) { return HAS_MMA && (HS == 64 || HS == 128); }
+// attention_forward: out = softmax(q k^T / sqrt(HS), causal) v, for every head.
+//   in      qkv (B,T,3C) floatX: in each row NH queries, then NH keys, then NH values, of HS each
+//   out     out (B,T,C) floatX; lse (B,NH,T) real, kept for backward: log of the sum of e^score
+static void attention_forward(floatX *out, real *lse, const floatX *qkv, size_t B, size_t T,
+                              size_t C, size_t NH) {
+    size_t HS = C / NH, heads = B * NH;
+    float log_scale = (float)M_LOG2E / sqrtf((float)HS);
+    attention_check(heads * T, HS);
+    if (attention_is_mma(HS)) {
+        if (HS == 64) att_launch_forward<64>(out, lse, qkv, T, C, heads, log_scale);
+        else att_launch_forward<128>(out, lse, qkv, T, C, heads, log_scale);
+        return;
+    }
+    attention_forward_plain<<<(unsigned)(heads * T), ATT_THREADS, 0, stream>>>(
+        out, lse, qkv, 3 * C, qkv + C, qkv + 2 * C, 3 * C, (int)T, 0, (int)HS, C, heads, log_scale);
+    launch_check("attention_forward_plain");
+}
+// Keys and values of n rows of qkv (n,3C) join the cached ones (maxT,C), from row `first`.
+__global__ void attention_join(floatX *keys, floatX *values, const floatX *qkv, size_t n,
+                               size_t first, size_t C) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, row = i / C, c = i % C;
+    if (row >= n) return;
+    keys[(first + row) * C + c] = qkv[row * 3 * C + C + c];
+    values[(first + row) * C + c] = qkv[row * 3 * C + 2 * C + c];
+}
+// attention_cached: attention_forward for n new positions of one sequence; their keys and values
+// join those of the positions before.
+//   in      qkv (n,3C) floatX; first: position of the first row
+//   in/out  keys, values (maxT,C) floatX: rows 0 .. first-1 are read, first .. first+n-1 written
+//   out     out (n,C) floatX; with first = 0 the bits of attention_forward
+static void attention_cached(floatX *out, floatX *keys, floatX *values, const floatX *qkv, size_t n,
+                             size_t first, size_t C, size_t NH) {
+    size_t HS = C / NH;
+    float log_scale = (float)M_LOG2E / sqrtf((float)HS);
+    attention_check(NH * n, HS);
+    unsigned blocks = (unsigned)div_up(n * C, ATT_THREADS);
+    attention_join<<<blocks, ATT_THREADS, 0, stream>>>(keys, values, qkv, n, first, C);
+    launch_check("attention_join");
+    if (first == 0) { attention_forward(out, NULL, qkv, 1, n, C, NH); return; }
+    attention_forward_plain<<<(unsigned)(NH * n), ATT_THREADS, 0, stream>>>(
+        out, NULL, qkv, 3 * C, keys, values, C, (int)n, (int)first, (int)HS, C, NH, log_scale);
+    launch_check("attention_forward_plain");
+}
+
+// attention_backward: with P = softmax(S), S = scale q k^T, out = P v:
+//   dv = P^T dout;  dP = dout v^T;  dS = P (dP - rowsum(dP * P)) scale;  dq = dS k;  dk = dS^T q
+// P is made again from qkv and lse. Two kernels, each with own sums in registers: no atomics, the
+// same bits in every run. One owns queries (S, dP, dq), one keys (S, dP, dv, dk): 7 products instead
+// of 5. Tried on paper and left: one kernel and partial sums of dq, whose traffic (float, once for
+// every 128 keys) costs at T = 1024 as much time as the two products.
+
+DEVICE int att_padded(int T) { return (T + ATT_PAD - 1) / ATT_PAD * ATT_PAD; }
+// attention_rowsums: what backward needs of a query beside its row.
+//   in      dout, out (B,T,C) floatX; lse (heads,T) float
+//   out     stats (heads,Tp) of {lse * log2(e), rowsum(dout * out)}; rowsum(dP * P) is the same.
+//           Tp: T padded to ATT_PAD; the padding gets 0: its P counts nothing, as its dout is loaded as 0
+//   work    a warp to a row of a head
+//   cost    moves 4*B*T*C bytes in 16 bits -> memory-bound
+__global__ void __launch_bounds__(ATT_THREADS)
+attention_rowsums(float2 *stats, const floatX *dout, const floatX *out, const float *lse, size_t B,
+                  size_t T, size_t C, size_t NH) {
+    size_t row = (size_t)blockIdx.x * ATT_WARPS + threadIdx.x / 32, HS = C / NH;
+    size_t Tp = att_padded((int)T), h = row % NH, t = row / NH % Tp;
+    size_t b = row / NH / Tp, at = (b * T + t) * C + h * HS;
+    float sum = 0;
+    if (b < B && t < T)
+        for (size_t c = threadIdx.x % 32; c < HS; c += 32) sum += f32(dout[at + c]) * f32(out[at + c]);
+    sum = warp_sum(sum);
+    if (b < B && threadIdx.x % 32 == 0)
+        stats[(b * NH + h) * Tp + t] = make_float2(
+            t < T ? lse[(b * NH + h) * T + t] * (float)M_LOG2E : 0, sum);
+}
+
+// What a backward kernel works on: own rows x, y (queries and dout, or keys and values) and tiles
+// of the other two tensors. Row t lies at t * ld.
+typedef struct {
+    const floatX *x, *y, *other_x, *other_y;
+    int x_ld, y_ld, other_x_ld, other_y_ld;
+} AttSides;
+DEVICE AttSides att_sides(const floatX *dout, const floatX *qkv, int start, int channel, int C,
+                          int of_keys) {
+    const floatX *q = qkv + (size_t)start * 3 * C + channel, *k = q + C, *v = k + C;
+    const floatX *d = dout + (size_t)start * C + channel;
+    if (of_keys) return { k, v, q, d, 3 * C, 3 * C, 3 * C, C };
+    return { q, d, k, v, 3 * C, C, 3 * C, 3 * C };
+}
+// Scores of own rows and tile rows (16 M, ATT_STEP) become P, and dP becomes dS / scale. stats:
+// {lse * log2(e), rowsum} of the queries, which are the own rows or those of the tile.
+template <int M, int OF_KEYS>
+DEVICE void att_gradient(float (*s)[ATT_STEP / 8][4], float (*dp)[ATT_STEP / 8][4],
+                         const float2 *stats, float log_scale) {
+    int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    ATT_UNROLL
+    for (int m = 0; m < M; m++) ATT_UNROLL for (int r = 0; r < 2; r++) {
+        float2 query = stats[16 * m + 8 * r + g];
+        ATT_UNROLL
+        for (int n = 0; n < ATT_STEP / 8; n++) ATT_UNROLL for (int i = 0; i < 2; i++) {
+            if (OF_KEYS) query = stats[8 * n + 2 * t + i];
+            float p = fast_exp2(s[m][n][2 * r + i] * log_scale - query.x);
+            s[m][n][2 * r + i] = p;
+            dp[m][n][2 * r + i] = p * (dp[m][n][2 * r + i] - query.y);
+        }
+    }
+}
+// The stats of `count` queries.
+DEVICE void att_load_stats(float2 *to, const float2 *from, int count) {
+    if ((int)threadIdx.x < count / 2) cp_async_16(to + 2 * threadIdx.x, from + 2 * threadIdx.x, 16);
+}
+// attention_backward of head sizes 64 and 128 on tensor cores, for the queries or for the keys.
+//   in      dout (B,T,C), qkv (B,T,3C) floatX; stats (heads,Tp) from attention_rowsums
+//   out     dqkv (B,T,3C) floatX: the queries' part, or those of keys and values
+//   work    a block of 4 warps: 128 own rows of a head, 32 to a warp (keys of 128 channels: 64, 16);
+//           tiles of 32 rows; grid B*NH * ceil(T / own rows); shared 49, 97; 48.5, 64.5 KB
+//   needs   as attention_forward_mma
+//   cost    3*B*T*T*C flops for queries, 4*B*T*T*C for keys, B*NH*T*T/2 exponentials each
+//   speed   not measured
+template <int HS, int OF_KEYS>
+DEVICE void att_backward(floatX *dqkv, const floatX *dout, const float2 *stats, const floatX *qkv,
+                         int T, int C, int heads, float log_scale) {
+    enum { ROWS = att_rows(HS, OF_KEYS), M = att_pieces(HS, OF_KEYS), N = ATT_STEP / 8,
+           TILE = ATT_STEP * HS, KEPT = HS == 64 && !OF_KEYS };
+    extern __shared__ __align__(128) floatX att_shared[];
+    floatX *rows_x = att_shared, *rows_y = rows_x + ROWS * HS; // (ROWS,HS)
+    floatX *tiles = rows_y + ROWS * HS;                        // (2,2,ATT_STEP,HS): x, y
+    float2 *the_stats = (float2 *)(tiles + 4 * TILE);          // OF_KEYS: (2,ATT_STEP), or (ROWS)
+    int head, place, places = (T + ROWS - 1) / ROWS;
+    att_place(&head, &place, heads, places);
+    int first = (OF_KEYS ? place : places - 1 - place) * ROWS;
+    int of_warp = (int)threadIdx.x / 32 * 16 * M, row = first + of_warp;
+    floatX *own_x = rows_x + of_warp * HS, *own_y = rows_y + of_warp * HS;
+    int begin = OF_KEYS ? first : 0, end = OF_KEYS || first + ROWS > T ? T : first + ROWS;
+    int start = head / (C / HS) * T, channel = head % (C / HS) * HS, queries = head * att_padded(T);
+    AttSides a = att_sides(dout, qkv, start, channel, C, OF_KEYS);
+    uint32_t x[M][HS / 16][4], y[M][HS / 16][4];
+    float dx[M][HS / 8][4] = {}, dy[M][HS / 8][4] = {}; // dy: OF_KEYS only
+    att_load<HS, ROWS>(rows_x, a.x, a.x_ld, first, T);
+    att_load<HS, ROWS>(rows_y, a.y, a.y_ld, first, T);
+    att_load<HS, ATT_STEP>(tiles, a.other_x, a.other_x_ld, begin, T);
+    att_load<HS, ATT_STEP>(tiles + TILE, a.other_y, a.other_y_ld, begin, T);
+    att_load_stats(the_stats, stats + queries + first, OF_KEYS ? (int)ATT_STEP : (int)ROWS);
+    cp_async_commit();
+    for (int other = begin, buffer = 0; other < end; other += ATT_STEP, buffer = 1 - buffer) {
+        floatX *tile = tiles + buffer * 2 * TILE, *next = tiles + (1 - buffer) * 2 * TILE;
+        cp_async_wait(0);
+        __syncthreads(); // the tile has arrived for all warps, and none still reads `next`
+        if (other + ATT_STEP < end) {
+            AttSides again = att_sides(dout, qkv, here(start), here(channel), C, OF_KEYS);
+            att_load<HS, ATT_STEP>(next, again.other_x, again.other_x_ld, other + ATT_STEP, T);
+            att_load<HS, ATT_STEP>(next + TILE, again.other_y, again.other_y_ld, other + ATT_STEP, T);
+            if (OF_KEYS) att_load_stats(the_stats + (1 - buffer) * ATT_STEP,
+                                        stats + here(queries) + other + ATT_STEP, ATT_STEP);
+            cp_async_commit();
+        }
+        if (KEPT && other == begin)
+            att_keep<HS, M>(x, own_x), att_keep<HS, M>(y, own_y);
+        if (OF_KEYS ? other + ATT_STEP <= row : other >= row + 16 * M) continue; // nothing seen
+        float s[M][N][4] = {}, dp[M][N][4] = {};
+        att_scores<HS, M, N, KEPT>(s, x, own_x, tile);
+        att_mask<M, N, OF_KEYS>(s, row, other);
+        att_scores<HS, M, N, KEPT>(dp, y, own_y, tile + TILE);
+        att_gradient<M, OF_KEYS>(s, dp, the_stats + (OF_KEYS ? buffer * ATT_STEP : of_warp), log_scale);
+        if (OF_KEYS) att_weigh<HS, M, N>(dy, s, tile + TILE);
+        att_weigh<HS, M, N>(dx, dp, tile);
+    }
+    floatX *to = dqkv + ((size_t)here(start) * 3 + OF_KEYS) * C + channel;
+    att_store<HS, M>(to, 3 * C, row, T, own_x, dx, log_scale * (float)M_LN2);
+    if (OF_KEYS) att_store<HS, M>(to + C, 3 * C, row, T, own_y, dy, 1);
+}
+template <int HS> __global__ void __launch_bounds__(ATT_THREADS, 2)
+attention_backward_queries(floatX *dqkv, const floatX *dout, const float2 *stats, const floatX *qkv,
+                           int T, int C, int heads, float log_scale) {
+    att_backward<HS, 0>(dqkv, dout, stats, qkv, T, C, heads, log_scale);
+}
+template <int HS> __global__ void __launch_bounds__(ATT_THREADS, 2)
+attention_backward_keys(floatX *dqkv, const floatX *dout, const float2 *stats, const floatX *qkv,
+                        int T, int C, int heads, float log_scale) {
+    att_backward<HS, 1>(dqkv, dout, stats, qkv, T, C, heads, log_scale);
+}
+// attention_backward_plain: backward for every head size; of_keys as above.
+//   work    a warp to a row of a head; of 32 rows of the other side, lane i keeps P and dS of one
+//   cost    as the kernels above, without tensor cores, 10 shuffles for a score and its gradient
+//   speed   not measured
+__global__ void __launch_bounds__(ATT_THREADS, 4)
+attention_backward_plain(floatX *dqkv, const floatX *dout, const float2 *stats, const floatX *qkv,
+                         int T, int HS, int C, int heads, float log_scale,
+                         int of_keys) {
+    unsigned at = blockIdx.x * ATT_WARPS + threadIdx.x / 32;
+    int lane = threadIdx.x % 32, head = (int)(at % heads), row = (int)(at / heads);
+    if (row >= T) return;
+    AttSides a = att_sides(dout, qkv, head / (C / HS) * T, head % (C / HS) * HS, C, of_keys);
+    stats += (size_t)head * att_padded(T);
+    float x[ATT_LANE_HS], y[ATT_LANE_HS], dx[ATT_LANE_HS] = {}, dy[ATT_LANE_HS] = {};
+    att_read(x, a.x + (size_t)row * a.x_ld, HS);
+    att_read(y, a.y + (size_t)row * a.y_ld, HS);
+    int end = of_keys ? T : row + 1;
+    for (int other = of_keys ? row : 0; other < end; other += 32) {
+        int count = end - other < 32 ? end - other : 32;
+        float s = 0, dp = 0;
+        for (int i = 0; i < count; i++) {
+            float score = att_dot(x, a.other_x + (size_t)(other + i) * a.other_x_ld, HS);
+            float dscore = att_dot(y, a.other_y + (size_t)(other + i) * a.other_y_ld, HS);
+            if (i == lane) s = score, dp = dscore;
+        }
+        float2 query = stats[of_keys ? other + (lane < count ? lane : 0) : row];
+        float p = exp2f(s * log_scale - query.x), ds = p * (dp - query.y) * log_scale * (float)M_LN2;
+        for (int i = 0; i < count; i++) {
+            att_add(dx, __shfl_sync(~0u, ds, i), a.other_x + (size_t)(other + i) * a.other_x_ld, HS);
+            float weight = __shfl_sync(~0u, p, i);
+            if (of_keys) att_add(dy, weight, a.other_y + (size_t)(other + i) * a.other_y_ld, HS);
+        }
+    }
+    ATT_UNROLL
+    for (int i = 0, c = lane; i < ATT_LANE_HS; i++, c += 32) {
+        if (c >= HS) break;
+        floatX *to = dqkv + (a.x - qkv) + (size_t)row * 3 * C + c;
+        *to = fX(dx[i]);
+        if (of_keys) to[C] = fX(dy[i]);
+    }
+}
+template <int HS>
+static void att_launch_backward(floatX *dqkv, const floatX *dout, const float2 *stats,
+                                const floatX *qkv, size_t T, size_t C, size_t heads,
+                                float log_scale) {
+    unsigned blocks = (unsigned)(heads * div_up(T, att_rows(HS, 0)));
+    ATT_ALLOW_SHARED(attention_backward_queries<HS>);
+    attention_backward_queries<HS><<<blocks, ATT_THREADS, att_backward_bytes(HS, 0), stream>>>(
+        dqkv, dout, stats, qkv, (int)T, (int)C, (int)heads, log_scale);
+    launch_check("attention_backward_queries");
+    blocks = (unsigned)(heads * div_up(T, att_rows(HS, 1)));
+    ATT_ALLOW_SHARED(attention_backward_keys<HS>);
+    attention_backward_keys<HS><<<blocks, ATT_THREADS, att_backward_bytes(HS, 1), stream>>>(
+        dqkv, dout, stats, qkv, (int)T, (int)C, (int)heads, log_scale);
+    launch_check("attention_backward_keys");
+}
+//   in      dout, out (B,T,C) floatX; lse (B,NH,T); qkv (B,T,3C)
+//   out     dqkv (B,T,3C) floatX, assigned
+static void attention_backward(floatX *dqkv, const floatX *dout, const floatX *out, const real *lse,
+                               const floatX *qkv, size_t B, size_t T, size_t C, size_t NH) {
+    size_t HS = C / NH, heads = B * NH;
+    float log_scale = (float)M_LOG2E / sqrtf((float)HS);
+    float2 *stats = (float2 *)attention_scratch;
+    attention_check(heads * round_up(T, ATT_PAD), HS);
+    unsigned blocks = (unsigned)div_up(heads * round_up(T, ATT_PAD), ATT_WARPS);
+    attention_rowsums<<<blocks, ATT_THREADS, 0, stream>>>(stats, dout, out, lse, B, T, C,
+                                                                    NH);
+    launch_check("attention_rowsums");
+    if (attention_is_mma(HS)) {
+        if (HS == 64) att_launch_backward<64>(dqkv, dout, stats, qkv, T, C, heads, log_scale);
+        else att_launch_backward<128>(dqkv, dout, stats, qkv, T, C, heads, log_scale);
+        return;
+    }
+    for (int of_keys = 0; of_keys < 2; of_keys++) {
+        unsigned rows = (unsigned)div_up(heads * T, ATT_WARPS);
+        attention_backward_plain<<<rows, ATT_THREADS, 0, stream>>>(
+            dqkv, dout, stats, qkv, (int)T, (int)HS, (int)C, (int)heads, log_scale, of_keys);
+        launch_check("attention_backward_plain");
+    }
+}
+
+// --- 6.5 gelu (in most places an epilogue of matmul) ---
+// gelu_forward: out = gelu(inp), count values; recompute level 1 makes matmul_forward's gelu again.
+// gelu_backward: dinp *= gelu'(inp), where cuBLASLt does not do it.
+//   work    a thread for 16 bytes                         needs   count % PACK == 0
+static __global__ void gelu_kernel(floatX *out, const floatX *inp, size_t count, int is_backward) {
+    size_t at = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * PACK;
+    if (at >= count) return;
+    Pack x = load_pack(inp + at), d = x;
+    if (is_backward) d = load_pack(out + at);
+    for (int k = 0; k < PACK; k++)
+        d.x[k] = fX(is_backward ? f32(d.x[k]) * gelu_slope(f32(x.x[k])) : gelu(f32(x.x[k])));
+    store_pack(out + at, d);
+}
+static void gelu_forward(floatX *out, const floatX *inp, size_t count) {
+    gelu_kernel<<<grid_of(count, BLOCK * PACK), BLOCK, 0, stream>>>(out, inp, count, 0);
+    launch_check("gelu_kernel");
+}
+static void gelu_backward(floatX *dinp, const floatX *pre_gelu, size_t count) {
+    gelu_kernel<<<grid_of(count, BLOCK * PACK), BLOCK, 0, stream>>>(dinp, pre_gelu, count, 1);
+    launch_check("gelu_kernel");
+}
+
+// --- 6.6 classifier ---
+// classifier_forward_backward: cross-entropy of each row, and its gradient in place of the logits.
+//   in      targets (N) int32; dloss: gradient of the whole by one row's loss, 0: want no gradient
+//   in/out  logits (N,Vp) floatX: becomes dlogits = (softmax - onehot) * dloss, 0 in the padding
+//   out     losses (N) real: log(sum e^x) - x[target]
+//   work    a block of up to 1024 threads for a row: one pass for maximum and sum together (each thread
+//           corrects its sum when its maximum grows: Milakov & Gimelshein 2018), one that writes
+//   cost    moves 3*N*Vp values, of which the second read comes from L2      speed   not measured
+static __global__ void classifier_kernel(float *losses, floatX *logits, const int32_t *targets,
+                                         float dloss, size_t V, size_t Vp) {
+    __shared__ float of_warps[WARP];
+    floatX *x = logits + blockIdx.x * Vp;
+    size_t target = (size_t)targets[blockIdx.x], begin = threadIdx.x * PACK;
+    size_t step = (size_t)blockDim.x * PACK;
+    float max = -INFINITY, sum = 0, of_target = f32(x[target]);
+    for (size_t i = begin; i < V; i += step) {
+        Pack p = load_pack(x + i);
+        float highest = max;
+        for (int k = 0; k < PACK; k++) if (i + k < V) highest = fmaxf(highest, f32(p.x[k]));
+        sum *= max == highest ? 1 : expf(max - highest);
+        for (int k = 0; k < PACK; k++) if (i + k < V) sum += expf(f32(p.x[k]) - highest);
+        max = highest;
+    }
+    float top = warp_max(max);
+    if (threadIdx.x % WARP == 0) of_warps[threadIdx.x / WARP] = top;
+    __syncthreads();
+    top = warp_max(threadIdx.x % WARP < blockDim.x / WARP ? of_warps[threadIdx.x % WARP] : top);
+    sum = block_sum(sum == 0 ? 0 : sum * expf(max - top), of_warps); // 0: nothing seen
+    float lse = top + logf(sum);
+    if (threadIdx.x == 0) losses[blockIdx.x] = lse - of_target;
+    for (size_t i = begin; i < Vp && dloss != 0; i += step) {
+        Pack p = load_pack(x + i);
+        for (int k = 0; k < PACK; k++) {
+            float one = i + k == target ? 1 : 0;
+            p.x[k] = fX(i + k < V ? (expf(f32(p.x[k]) - lse) - one) * dloss : 0);
+        }
+        store_pack(x + i, p);
+    }
+}
+static void classifier_forward_backward(real *losses, floatX *logits, const int32_t *targets,
+                                        real dloss, size_t N, size_t V, size_t Vp) {
+    classifier_kernel<<<grid_of(N, 1), block_of(div_up(Vp, PACK)), 0, stream>>>(losses, logits,
+                                                                                targets, dloss, V,
+                                                                                Vp);
+    launch_check("classifier_kernel");
+}
+
+// --- 6.7 adamw ---
+// adamw_update: one step on count neighbouring parameters.
+//   in      g real; hyper: scaled for this step; master: NULL where weights are stored as real
+//   in/out  w floatX; master, m, v real
+//   work    a thread for 16 bytes of w, every access 16 bytes; grad_scale clips on the way
+//   cost    moves 30 bytes a parameter in bf16 (reads master g m v, writes w master m v)
+//   speed   not measured
+//   source  Loshchilov & Hutter 2019; the order of operations is torch.optim.AdamW's
+typedef struct { real grad_scale, beta1, beta2, eps, step_size, root_correction, keep; } AdamW;
+
+DEVICE float adamw_one(float weight, float *m, float *v, float grad, const AdamW &h) {
+    grad *= h.grad_scale;
+    *m = h.beta1 * *m + (1 - h.beta1) * grad;
+    *v = h.beta2 * *v + (1 - h.beta2) * grad * grad;
+    float root = sqrtf(*v) * h.root_correction + h.eps;
+    return weight * h.keep - h.step_size * *m / root;
+}
+static __global__ void adamw_kernel(floatX *w, float *master, float *m, float *v, const float *g,
+                                    size_t count, AdamW h) {
+    size_t at = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * PACK;
+    for (size_t i = at; i < count && at + PACK > count; i++) { // the last few
+        float weight = adamw_one(master ? master[i] : f32(w[i]), m + i, v + i, g[i], h);
+        if (master) master[i] = weight;
+        w[i] = fX(weight);
+    }
+    if (at + PACK > count) return;
+    float weight[PACK], mean[PACK], square[PACK], grad[PACK];
+    Pack stored;
+    load_reals(mean, m + at);
+    load_reals(square, v + at);
+    load_reals(grad, g + at);
+    if (master) load_reals(weight, master + at);
+    else {
+        stored = load_pack(w + at);
+        for (int k = 0; k < PACK; k++) weight[k] = f32(stored.x[k]);
+    }
+    for (int k = 0; k < PACK; k++) {
+        weight[k] = adamw_one(weight[k], mean + k, square + k, grad[k], h);
+        stored.x[k] = fX(weight[k]);
+    }
+    store_reals(m + at, mean);
+    store_reals(v + at, square);
+    if (master) store_reals(master + at, weight);
+    store_pack(w + at, stored);
+}
+static void adamw_update(floatX *w, real *master, real *m, real *v, const real *g, size_t count,
+                         AdamW h) {
+    adamw_kernel<<<grid_of(count, BLOCK * PACK), BLOCK, 0, stream>>>(w, master, m, v, g, count, h);
+    launch_check("adamw_kernel");
+}
+
+// --- 6.8 sums ---
+// sum_squares: out[k] = the sum of squares of x[k * step .. (k + 1) * step), in double.
+// sum_values: out[0] = the sum of x[0 .. count), in double.
+//   work    a block of up to 1024 threads for a sum
+//   cost    4 bytes a value -> memory-bound               speed   not measured
+static __global__ void sum_kernel(double *out, const float *x, size_t step, int is_square) {
+    __shared__ double of_warps[WARP];
+    double sum = 0;
+    for (size_t i = threadIdx.x; i < step; i += blockDim.x) {
+        double value = x[blockIdx.x * step + i];
+        sum += is_square ? value * value : value;
+    }
+    sum = block_sum(sum, of_warps);
+    if (threadIdx.x == 0) out[blockIdx.x] = sum;
+}
+static void sum_squares(double *out, const real *x, size_t parts, size_t step) {
+    sum_kernel<<<grid_of(parts, 1), block_of(step), 0, stream>>>(out, x, step, 1);
+    launch_check("sum_kernel");
+}
+static void sum_values(double *out, const real *x, size_t count) {
+    sum_kernel<<<1, block_of(count), 0, stream>>>(out, x, count, 0);
+    launch_check("sum_kernel");
+}
+// vector_add: out[i] += x[i], a step of a sum over micro-batches or ranks.
+static __global__ void add_kernel(float *out, const float *x, size_t count) {
+    size_t at = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * PACK;
+    for (size_t i = at; i < count && at + PACK > count; i++) out[i] += x[i]; // the last few
+    if (at + PACK > count) return;
+    float sum[PACK], more[PACK];
+    load_reals(sum, out + at);
+    load_reals(more, x + at);
+    for (int k = 0; k < PACK; k++) sum[k] += more[k];
+    store_reals(out + at, sum);
+}
+static void vector_add(real *out, const real *x, size_t count) {
+    add_kernel<<<grid_of(count, BLOCK * PACK), BLOCK, 0, stream>>>(out, x, count);
+    launch_check("add_kernel");
+}
+
+// --- 6.9 scratch of the ops ---
+// Allocated once, for the largest micro-batch, and counted by --plan.
+static size_t ops_bytes(size_t B, size_t T, size_t C, size_t NH, size_t Vp) {
+    size_t columns = 4 * max_size(C, COLUMNS) * COLUMN_SLICES; // of the widest bias, 4 * C
+    return LT_WORKSPACE_BYTES + columns * sizeof(float) + Vp * sizeof(int32_t) +
+           attention_bytes(B, T, NH);
+}
+static void ops_init(size_t B, size_t T, size_t C, size_t NH, size_t Vp) {
+    size_t columns = 4 * max_size(C, COLUMNS) * COLUMN_SLICES;
+    lt_workspace = (char *)dev_alloc(ops_bytes(B, T, C, NH, Vp), "scratch of the ops");
+    column_scratch = (float *)(lt_workspace + LT_WORKSPACE_BYTES);
+    first_scratch = (int32_t *)(column_scratch + columns);
+    attention_scratch = (char *)(first_scratch + Vp);
+    first_count = Vp;
+    if (lt == NULL) LT(cublasLtCreate(&lt));
+}
+static void ops_free(void) {
+    dev_free(lt_workspace);
+    for (int i = 0; i < num_plans; i++) {
+        cublasLtMatmulDescDestroy(plans[i].desc);
+        cublasLtMatrixLayoutDestroy(plans[i].a);
+        cublasLtMatrixLayoutDestroy(plans[i].b);
+        cublasLtMatrixLayoutDestroy(plans[i].c);
+    }
+    num_plans = 0;
+}
+
+// --- 6.10 the GPU's peak: what the progress line compares with ---
+// Dense FLOP/s of the tensor cores, from NVIDIA's data sheets (their "sparse" figure is twice as
+// much), for bf16 and fp16 with fp32 sums; tf32 has half of it. NaN where the card is not listed.
+static double dev_peak_flops(void) {
+    static const struct { const char *name; double tera, fp32_tera; } cards[] = {
+        { "H200", 989.4, 66.9 }, { "GH200", 989.4, 66.9 }, { "H100 PCIe", 756, 51.2 },
+        { "H100 NVL", 835.5, 60 }, { "H100", 989.4, 66.9 }, { "H20", 148, 44 },
+        { "B200", 2250, 80 }, { "A100", 312, 19.5 }, { "A800", 312, 19.5 }, { "A40", 149.7, 37.4 },
+        { "A30", 165, 10.3 }, { "A10", 125, 31.2 }, { "L40S", 362, 91.6 }, { "L40", 181, 90.5 },
+        { "L4", 121, 30.3 }, { "RTX 4090", 165.2, 82.6 }, { "RTX 3090", 71, 35.6 },
+        { "RTX 5090", 209.5, 104.8 } };
+    for (size_t i = 0; i < sizeof cards / sizeof *cards; i++) {
+        if (strstr(device.name, cards[i].name) == NULL) continue;
+        if (sizeof(floatX) == 2) return 1e12 * cards[i].tera;
+        return 1e12 * (matmul_tf32 ? cards[i].tera / 2 : cards[i].fp32_tera);
+    }
+    return NAN;
+}
+
+// === 7. The model ====================================================================== [shared]
+// GPT-2: token + position embedding, L layers of (layernorm, attention, layernorm, MLP) on a
+// residual stream, a last layernorm, and a head that shares the embedding's matrix.
+
+typedef struct {
+    size_t L, NH, C, maxT, V;
+    size_t Vp; // V padded to 128: padded rows stay zero, out of every file and every softmax
+} Config;
+
+// Limits that a file or a flag is held to before anything is computed from it.
+static void config_check(Config *c, int code, const char *source) {
+    check(c->L >= 1 && c->L <= 1024, code, "%s: layers %zu, limit 1 to 1024", source, c->L);
+    check(c->C >= 1 && c->C <= 65536, code, "%s: channels %zu, limit 1 to 65536", source, c->C);
+    check(c->NH >= 1 && c->C % c->NH == 0, code, "%s: %zu channels do not divide into %zu heads",
+          source, c->C, c->NH);
+    check(c->C % CHANNELS_UNIT == 0, code, "%s: %zu channels, %s wants a multiple of %d", source,
+          c->C, PROGRAM_NAME, CHANNELS_UNIT);
+    check(c->maxT >= 1 && c->maxT <= 1048576, code, "%s: max_seq_len %zu, limit 1 to 1048576",
+          source, c->maxT);
+    check(c->V >= 1 && c->V <= 16777216, code, "%s: vocab_size %zu, limit 1 to 16777216", source,
+          c->V);
+    c->Vp = round_up(c->V, 128);
+}
+
+// --- 7.1 parameters ---
+// A bucket is what is communicated and updated at once: FIRST, one for each LAYER, LAST.
+// Matrices are (OC,C) as in PyTorch's Linear; Hugging Face's GPT-2 stores some of them (C,OC).
+enum { FIRST, LAYER, LAST, NUM_SCOPES };
+enum { INIT_ZERO, INIT_ONE, INIT_NORMAL, INIT_RESIDUAL }; // std 0.02; 0.02 / sqrt(2 L)
+
+#define PARAMS(X) \
+    /* name     bucket rows   cols  init           matrix  Hugging Face name         transposed */ \
+    X(wte,      FIRST, c.Vp,  c.C,  INIT_NORMAL,   1,      "wte.weight",             0) \
+    X(wpe,      FIRST, c.maxT, c.C, INIT_NORMAL,   1,      "wpe.weight",             0) \
+    X(ln1w,     LAYER, c.C,   1,    INIT_ONE,      0,      "h.%zu.ln_1.weight",      0) \
+    X(ln1b,     LAYER, c.C,   1,    INIT_ZERO,     0,      "h.%zu.ln_1.bias",        0) \
+    X(qkvw,     LAYER, 3*c.C, c.C,  INIT_NORMAL,   1,      "h.%zu.attn.c_attn.weight", 1) \
+    X(qkvb,     LAYER, 3*c.C, 1,    INIT_ZERO,     0,      "h.%zu.attn.c_attn.bias", 0) \
+    X(attprojw, LAYER, c.C,   c.C,  INIT_RESIDUAL, 1,      "h.%zu.attn.c_proj.weight", 1) \
+    X(attprojb, LAYER, c.C,   1,    INIT_ZERO,     0,      "h.%zu.attn.c_proj.bias", 0) \
+    X(ln2w,     LAYER, c.C,   1,    INIT_ONE,      0,      "h.%zu.ln_2.weight",      0) \
+    X(ln2b,     LAYER, c.C,   1,    INIT_ZERO,     0,      "h.%zu.ln_2.bias",        0) \
+    X(fcw,      LAYER, 4*c.C, c.C,  INIT_NORMAL,   1,      "h.%zu.mlp.c_fc.weight",  1) \
+    X(fcb,      LAYER, 4*c.C, 1,    INIT_ZERO,     0,      "h.%zu.mlp.c_fc.bias",    0) \
+    X(fcprojw,  LAYER, c.C,   4*c.C, INIT_RESIDUAL, 1,     "h.%zu.mlp.c_proj.weight", 1) \
+    X(fcprojb,  LAYER, c.C,   1,    INIT_ZERO,     0,      "h.%zu.mlp.c_proj.bias",  0) \
+    X(lnfw,     LAST,  c.C,   1,    INIT_ONE,      0,      "ln_f.weight",            0) \
+    X(lnfb,     LAST,  c.C,   1,    INIT_ZERO,     0,      "ln_f.bias",              0)
+
+#define PARAM_ENUM(name, ...) P_##name,
+#define PARAM_FIELD(name, ...) floatX *name;
+#define GRAD_FIELD(name, ...) real *name;
+enum { PARAMS(PARAM_ENUM) NUM_PARAMS };
+typedef struct { PARAMS(PARAM_FIELD) } Params; // one layer's view; FIRST and LAST are in every view
+typedef struct { PARAMS(GRAD_FIELD) } Grads;
+
+typedef struct {
+    size_t rows, cols;   // in memory
+    size_t file_rows;    // without padding
+    size_t offset;       // elements from the start of its bucket
+    int scope, init, is_matrix, is_transposed;
+    const char *file_name;
+} ParamInfo;
+
+enum { PARAM_ALIGN = 128 }; // elements: 256 bytes even for two-byte types
+// A bucket is this many equal parts. The norm is summed part by part, and a rank's shard is whole
+// parts, so that neither positions nor sums depend on the number of ranks (nor need it divide 256).
+enum { PARTS = 256, PART_ALIGN = 16 };
+
+// Where everything is, in elements: weights, gradients and optimizer state share this layout.
+//   | wte | wpe |pad| layer 0: ln1w ln1b qkvw ... |pad| layer 1 ... |pad| lnfw | lnfb |pad|
+typedef struct {
+    ParamInfo params[NUM_PARAMS];
+    size_t bucket_count[NUM_SCOPES]; // elements, divisible into PARTS
+    size_t num_buckets, count;       // L + 2; elements of all buckets
+    size_t num_parameters;           // without any padding
+} Layout;
+
+static Layout layout_of(Config c) {
+    Layout y;
+    memset(&y, 0, sizeof y);
+#define PARAM_ROW(name, scope, rows, cols, init, is_matrix, file_name, is_transposed) \
+    { (size_t)(rows), (size_t)(cols), (size_t)(rows), 0, scope, init, is_matrix, is_transposed, \
+      file_name },
+    ParamInfo infos[] = { PARAMS(PARAM_ROW) };
+    infos[P_wte].file_rows = c.V;
+    for (int i = 0; i < NUM_PARAMS; i++) {
+        ParamInfo *p = &infos[i];
+        p->offset = y.bucket_count[p->scope];
+        y.bucket_count[p->scope] += round_up(p->rows * p->cols, PARAM_ALIGN);
+        y.num_parameters += p->file_rows * p->cols * (p->scope == LAYER ? c.L : 1);
+    }
+    memcpy(y.params, infos, sizeof infos);
+    for (int s = 0; s < NUM_SCOPES; s++)
+        y.bucket_count[s] = round_up(y.bucket_count[s], PARTS * PART_ALIGN);
+    y.num_buckets = c.L + 2;
+    y.count = y.bucket_count[FIRST] + c.L * y.bucket_count[LAYER] + y.bucket_count[LAST];
+    return y;
+}
+static int bucket_scope(const Layout *y, size_t bucket) {
+    return bucket == 0 ? FIRST : bucket + 1 < y->num_buckets ? LAYER : LAST;
+}
+static size_t bucket_start(const Layout *y, size_t bucket) {
+    if (bucket == 0) return 0;
+    return y->bucket_count[FIRST] + (bucket - 1) * y->bucket_count[LAYER];
+}
+static size_t bucket_count(const Layout *y, size_t bucket) {
+    return y->bucket_count[bucket_scope(y, bucket)];
+}
+static size_t largest_bucket(const Layout *y) {
+    return max_size(max_size(y->bucket_count[FIRST], y->bucket_count[LAYER]),
+                    y->bucket_count[LAST]);
+}
+// Where the shard of rank r begins in `count` elements (a bucket, or several).
+static size_t shard_start(size_t count, int r) {
+    return count / PARTS * ((size_t)PARTS * (size_t)r / (size_t)ranks);
+}
+static size_t shard_count(size_t count, int r) {
+    return shard_start(count, r + 1) - shard_start(count, r);
+}
+// l: layer, of no meaning for FIRST, LAST
+static size_t param_at(const Layout *y, int i, size_t l) {
+    int scope = y->params[i].scope;
+    size_t bucket = scope == FIRST ? 0 : scope == LAYER ? l + 1 : y->num_buckets - 1;
+    return bucket_start(y, bucket) + y->params[i].offset;
+}
+
+// --- 7.2 activations ---
+// How many copies are kept, by recompute level r: kept(r < 2) means one for each layer at levels 0
+// and 1, else one that all layers share. A pass without a backward keeps one of everything.
+#define ACTS(X) \
+    /* name      type    copies        elements of one copy */ \
+    X(x,         floatX, stream,       B*T*c.C)  /* residual stream: input of layer l; of lnf */ \
+    X(ln1,       floatX, kept(r < 2),  B*T*c.C) \
+    X(ln1_mean,  real,   kept(r < 3),  B*T) \
+    X(ln1_rstd,  real,   kept(r < 3),  B*T) \
+    X(qkv,       floatX, kept(r < 3),  B*T*3*c.C) \
+    X(att,       floatX, kept(r < 3),  B*T*c.C) \
+    X(lse,       real,   kept(r < 3),  B*T*c.NH) \
+    X(mid,       floatX, kept(r < 3),  B*T*c.C)    /* residual stream between attention and MLP */ \
+    X(ln2,       floatX, kept(r < 2),  B*T*c.C) \
+    X(ln2_mean,  real,   kept(r < 3),  B*T) \
+    X(ln2_rstd,  real,   kept(r < 3),  B*T) \
+    X(fc,        floatX, kept(r < 3),  B*T*4*c.C)  /* before GELU */ \
+    X(gelu,      floatX, kept(r < 1),  B*T*4*c.C) \
+    X(lnf,       floatX, 1,            B*T*c.C) \
+    X(lnf_mean,  real,   1,            B*T) \
+    X(lnf_rstd,  real,   1,            B*T) \
+    X(logits,    floatX, 1,            head_rows(B*T)*c.Vp) \
+    X(losses,    real,   1,            B*T) \
+    X(dx,        floatX, trained,      B*T*c.C)    /* gradient of the residual stream */ \
+    X(dnarrow,   floatX, trained,      B*T*c.C)    /* ... of ln1, ln2, lnf and att, in turn */ \
+    X(dwide,     floatX, trained,      B*T*4*c.C)  /* ... of fc and qkv, in turn */
+
+#define ACT_ENUM(name, ...) A_##name,
+#define ACT_FIELD(name, type, ...) type *name;
+enum { ACTS(ACT_ENUM) NUM_ACTS };
+typedef struct { ACTS(ACT_FIELD) } Acts; // one layer's view
+typedef struct { const char *name; size_t copies, bytes, offset; } ActInfo; // bytes of one copy
+
+// Only this many rows of logits exist at once: the head runs forward and backward on them in turn.
+// Each turn reads and writes wte's gradient once: 512 rows cost 0.2 % of a step of d12 at T = 1024.
+static size_t head_rows(size_t N) { return min_size(N, 512); }
+
+static size_t acts_lay_out(ActInfo *out, Config c, size_t B, size_t T, int r, int is_trained) {
+    size_t stream = is_trained ? c.L + 1 : 1, trained = is_trained ? 1 : 0, offset = 0;
+#define kept(condition) (is_trained && (condition) ? c.L : 1)
+#define ACT_ROW(name, type, copies, count) { #name, copies, (size_t)(count) * sizeof(type), 0 },
+    ActInfo rows[] = { ACTS(ACT_ROW) };
+#undef kept
+    for (int i = 0; i < NUM_ACTS; i++) {
+        rows[i].offset = offset;
+        rows[i].bytes = round_up(rows[i].bytes, 256);
+        offset += rows[i].copies * rows[i].bytes;
+    }
+    memcpy(out, rows, sizeof rows);
+    return offset;
+}
+
+// --- 7.3 buffers ---
+// The fifth table: the same lines allocate the buffers and print the plan: the plan is exact.
+#define BUFFERS(X) \
+    /* name      type     elements                                                  what */ \
+    X(weights,   floatX,  y.count,                                            "weights") \
+    X(grads,     real,    y.count * is_trained * num_sums,                    "gradients") \
+    X(m,         real,    state_count(model, y.count) * is_trained,           "Adam m") \
+    X(v,         real,    state_count(model, y.count) * is_trained,           "Adam v") \
+    X(master,    real,    state_count(model, y.count) * is_trained * has_master, "master weights") \
+    X(inbox,     real,    inbox_count(&y) * is_trained,                       "others' gradients") \
+    X(acts,      char,    act_bytes,                                          "activations") \
+    X(tokens,    int32_t, 2 * B * T,                                          "tokens") \
+    X(totals,    double,  y.num_buckets * PARTS + model->passes,              "totals") \
+    X(cache,     floatX,  2 * c.L * cache_T * c.C,                            "key-value cache")
+
+#define BUFFER_ENUM(name, ...) BUF_##name,
+#define BUFFER_FIELD(name, type, ...) type *name;
+enum { BUFFERS(BUFFER_ENUM) BUF_scratch, NUM_BUFFERS };
+typedef struct { const char *what; size_t bytes; } BufferInfo;
+
+enum { has_master = sizeof(floatX) < sizeof(real) };
+
+typedef struct {
+    Config config;
+    size_t B, T;          // the largest micro-batch
+    int recompute, is_trained;
+    int zero;             // 1: of m, v and master this rank holds its shard of each bucket only
+    int levels;           // the gradients of 2^levels micro-batches, or runs of them, are added
+    int slot, folds;      //   pairwise (10): a pass goes to buffer slot, then folds sums follow
+    int is_last_pass;     //   of the step: then the buckets go to the other ranks
+    size_t passes;        // micro-batches of this rank in a step
+    double loss_scale;    // what the gradients are multiplied by; 1 but in fp16
+    size_t cache_T;       // positions in the key-value cache, 0: no sampling
+    Layout layout;
+    ActInfo act_infos[NUM_ACTS];
+    BUFFERS(BUFFER_FIELD)
+    real *losses;         // (B*T) on the host, see gpt_loss
+    double *read;         // totals on the host: squares of the gradients' parts, losses of passes
+} Model;
+
+// Elements of m, v or master that this rank keeps for `count` elements of weights.
+static size_t state_count(const Model *model, size_t count) {
+    return model->zero ? shard_count(count, rank) : count;
+}
+static size_t inbox_count(const Layout *y) { // a bucket's shard from every other rank
+    return shard_count(largest_bucket(y), rank) * (size_t)(ranks - 1);
+}
+// Fills in the layouts; infos[NUM_BUFFERS] gets every buffer's size. Allocates nothing.
+static void gpt_plan(Model *model, BufferInfo *infos) {
+    Config c = model->config;
+    size_t B = model->B, T = model->T, cache_T = model->cache_T;
+    size_t is_trained = (size_t)model->is_trained, num_sums = (size_t)model->levels + 1;
+    Layout y = layout_of(c);
+    size_t act_bytes = acts_lay_out(model->act_infos, c, B, T, model->recompute, model->is_trained);
+    model->layout = y;
+#define BUFFER_ROW(name, type, count, what) { what, (size_t)(count) * sizeof(type) },
+    BufferInfo rows[] = { BUFFERS(BUFFER_ROW) { "scratch of the ops", 0 } };
+    rows[BUF_scratch].bytes = ops_bytes(B, max_size(T, cache_T), c.C, c.NH, c.Vp);
+    memcpy(infos, rows, sizeof rows);
+}
+static void gpt_alloc(Model *model) {
+    BufferInfo infos[NUM_BUFFERS];
+    gpt_plan(model, infos);
+#define BUFFER_ALLOC(name, type, ...) \
+    model->name = (type *)dev_alloc(infos[BUF_##name].bytes, infos[BUF_##name].what);
+    BUFFERS(BUFFER_ALLOC)
+    model->losses = (real *)host_alloc(model->B * model->T * sizeof(real));
+    model->read = (double *)host_alloc(infos[BUF_totals].bytes);
+    model->loss_scale = 1;
+    ops_init(model->B, max_size(model->T, model->cache_T), model->config.C, model->config.NH,
+             model->config.Vp);
+}
+static void gpt_free(Model *model) {
+#define BUFFER_FREE(name, ...) dev_free(model->name);
+    BUFFERS(BUFFER_FREE)
+    free(model->losses);
+    free(model->read);
+    ops_free();
+}
+
+static Params params_at(const Model *model, size_t l) {
+    Params p;
+#define PARAM_POINT(name, ...) p.name = model->weights + param_at(&model->layout, P_##name, l);
+    PARAMS(PARAM_POINT)
+    return p;
+}
+static Grads grads_at(const Model *model, size_t l) {
+    Grads g;
+    real *grads = model->grads + (size_t)model->slot * model->layout.count;
+#define GRAD_POINT(name, ...) g.name = grads + param_at(&model->layout, P_##name, l);
+    PARAMS(GRAD_POINT)
+    return g;
+}
+static Acts acts_at(const Model *model, size_t l) {
+    Acts a;
+    const ActInfo *infos = model->act_infos;
+#define ACT_POINT(name, type, ...) a.name = (type *)(model->acts + infos[A_##name].offset + \
+                                   (infos[A_##name].copies > 1 ? l * infos[A_##name].bytes : 0));
+    ACTS(ACT_POINT)
+    return a;
+}
+
+// --- 7.4 to the host and back, bucket by bucket ---
+static void comm_gather(real *host, const real *dev, size_t count, real *inbox); // 9
+static real *state_of(const Model *model, char group, size_t bucket, size_t *lo, size_t *count) {
+    size_t start = bucket_start(&model->layout, bucket);
+    *count = state_count(model, bucket_count(&model->layout, bucket));
+    *lo = model->zero ? shard_start(bucket_count(&model->layout, bucket), rank) : 0;
+    return (group == 'w' ? model->master : group == 'm' ? model->m : model->v) +
+           state_count(model, start);
+}
+// All values of a bucket on rank 0's host: group 'w' weights (the master ones), 'm' or 'v' moments.
+// All ranks call it; `out` has room for the bucket.
+static void bucket_to_host(real *out, const Model *model, char group, size_t bucket) {
+    size_t all = bucket_count(&model->layout, bucket), lo, count;
+    progress_mark("writing a bucket");
+    if (group == 'w' && !has_master) {
+        values_to_host(out, model->weights + bucket_start(&model->layout, bucket), all);
+        return;
+    }
+    const real *state = state_of(model, group, bucket, &lo, &count);
+    to_host(out + lo, state, count * sizeof(real));
+    if (model->zero) comm_gather(out, state, all, model->inbox);
+}
+// Every rank has all values, and takes what it keeps.
+static void bucket_to_dev(Model *model, char group, size_t bucket, const real *values) {
+    size_t all = bucket_count(&model->layout, bucket), lo, count;
+    progress_mark("loading a bucket");
+    if (group == 'w')
+        values_to_dev(model->weights + bucket_start(&model->layout, bucket), values, all);
+    if (group == 'w' && (!has_master || !model->is_trained)) return;
+    real *state = state_of(model, group, bucket, &lo, &count);
+    to_dev(state, values + lo, count * sizeof(real));
+}
+
+// --- 7.5 initial weights: nanoGPT's scheme, and PyTorch's numbers for the same seed ---
+static void gpt_init_weights(Model *model, uint64_t seed) {
+    Mersenne random;
+    mersenne_seed(&random, seed);
+    const Layout *y = &model->layout;
+    for (size_t bucket = 0; bucket < y->num_buckets; bucket++) {
+        int scope = bucket_scope(y, bucket);
+        real *values = (real *)host_alloc(y->bucket_count[scope] * sizeof(real));
+        for (int i = 0; i < NUM_PARAMS; i++) {
+            const ParamInfo *p = &y->params[i];
+            if (p->scope != scope || p->init == INIT_ZERO) continue;
+            size_t count = p->file_rows * p->cols;
+            float *drawn = (float *)host_alloc(count * sizeof(float));
+            double std = 0.02;
+            if (p->init == INIT_RESIDUAL) std /= sqrt(2.0 * (double)model->config.L);
+            if (p->init != INIT_ONE) normal_fill(drawn, count, (float)std, &random);
+            for (size_t k = 0; k < count; k++)
+                values[p->offset + k] = p->init == INIT_ONE ? 1 : drawn[k];
+            free(drawn);
+        }
+        bucket_to_dev(model, 'w', bucket, values);
+        free(values);
+    }
+}
+
+// === 8. Forward and backward through the layers ======================================== [shared]
+
+// Layer l, from its input a.x to the next layer's.
+static void gpt_layer_forward(Model *model, size_t l, size_t B, size_t T) {
+    size_t N = B * T, C = model->config.C, NH = model->config.NH;
+    Params p = params_at(model, l);
+    Acts a = acts_at(model, l), next = acts_at(model, l + 1);
+    layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, a.x, p.ln1w, p.ln1b, N, C);
+    matmul_forward(a.qkv, NULL, a.ln1, p.qkvw, p.qkvb, NULL, N, C, 3 * C);
+    attention_forward(a.att, a.lse, a.qkv, B, T, C, NH);
+    matmul_forward(a.mid, NULL, a.att, p.attprojw, p.attprojb, a.x, N, C, C);
+    layernorm_forward(a.ln2, a.ln2_mean, a.ln2_rstd, a.mid, p.ln2w, p.ln2b, N, C);
+    matmul_forward(a.gelu, a.fc, a.ln2, p.fcw, p.fcb, NULL, N, C, 4 * C);
+    matmul_forward(next.x, NULL, a.gelu, p.fcprojw, p.fcprojb, a.mid, N, 4 * C, C);
+}
+
+// From tokens (B,T), on the device, to the last layernorm: acts.lnf (B*T,C).
+static void gpt_forward(Model *model, const int32_t *tokens, size_t B, size_t T) {
+    size_t C = model->config.C, L = model->config.L;
+    Params p = params_at(model, 0);
+    Acts first = acts_at(model, 0), last = acts_at(model, L);
+    embedding_forward(first.x, tokens, p.wte, p.wpe, B, T, C, 0);
+    for (size_t l = 0; l < L; l++) gpt_layer_forward(model, l, B, T);
+    layernorm_forward(last.lnf, last.lnf_mean, last.lnf_rstd, last.x, p.lnfw, p.lnfb, B * T, C);
+}
+
+// The head, in chunks of rows: logits, loss and, when dloss != 0, on to the gradients of lnf and
+// wte while the chunk's logits are still in the cache. The N losses stay in acts.losses.
+static void gpt_head(Model *model, const int32_t *targets, size_t N, real dloss, int accumulate) {
+    size_t C = model->config.C, V = model->config.V, Vp = model->config.Vp;
+    Params p = params_at(model, 0);
+    Grads g = grads_at(model, 0);
+    Acts a = acts_at(model, 0);
+    for (size_t n = 0; n < N; n += head_rows(N)) {
+        size_t rows = min_size(head_rows(N), N - n);
+        const floatX *lnf = a.lnf + n * C;
+        matmul_forward(a.logits, NULL, lnf, p.wte, NULL, NULL, rows, C, Vp);
+        classifier_forward_backward(a.losses + n, a.logits, targets + n, dloss, rows, V, Vp);
+        if (dloss != 0)
+            matmul_backward(a.dnarrow + n * C, g.wte, NULL, a.logits, lnf, p.wte, NULL, rows, C, Vp,
+                            accumulate || n > 0);
+    }
+}
+static double gpt_loss(Model *model, size_t N) { // sum over the tokens of the last gpt_head
+    double sum = 0;
+    to_host(model->losses, acts_at(model, 0).losses, N * sizeof(real));
+    for (size_t n = 0; n < N; n++) sum += model->losses[n]; // in order: the same bits every time
+    return sum;
+}
+
+// After gpt_forward and gpt_head: gradients of all parameters. accumulate: 0 assigns, 1 adds to
+// them. What the recompute level did not keep is made again first, by the same ops: the bits are
+// the same.
+static void gpt_layer_backward(Model *model, size_t l, size_t B, size_t T, int accumulate) {
+    size_t N = B * T, C = model->config.C, NH = model->config.NH;
+    int r = model->recompute;
+    Params p = params_at(model, l);
+    Grads g = grads_at(model, l);
+    Acts a = acts_at(model, l);
+    if (r == 3) gpt_layer_forward(model, l, B, T);
+    if (r == 2) layernorm_forward(a.ln2, a.ln2_mean, a.ln2_rstd, a.mid, p.ln2w, p.ln2b, N, C);
+    if (r == 1 || r == 2) gelu_forward(a.gelu, a.fc, N * 4 * C);
+    matmul_backward(a.dwide, g.fcprojw, g.fcprojb, a.dx, a.gelu, p.fcprojw, a.fc, N, 4 * C, C,
+                    accumulate);
+    matmul_backward(a.dnarrow, g.fcw, g.fcb, a.dwide, a.ln2, p.fcw, NULL, N, C, 4 * C, accumulate);
+    layernorm_backward(a.dx, g.ln2w, g.ln2b, a.dnarrow, a.mid, a.ln2_mean, a.ln2_rstd, p.ln2w, N, C,
+                       accumulate);
+    matmul_backward(a.dnarrow, g.attprojw, g.attprojb, a.dx, a.att, p.attprojw, NULL, N, C, C,
+                    accumulate);
+    attention_backward(a.dwide, a.dnarrow, a.att, a.lse, a.qkv, B, T, C, NH);
+    if (r == 2) layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, a.x, p.ln1w, p.ln1b, N, C);
+    matmul_backward(a.dnarrow, g.qkvw, g.qkvb, a.dwide, a.ln1, p.qkvw, NULL, N, C, 3 * C,
+                    accumulate);
+    layernorm_backward(a.dx, g.ln1w, g.ln1b, a.dnarrow, a.x, a.ln1_mean, a.ln1_rstd, p.ln1w, N, C,
+                       accumulate);
+}
+static void gpt_bucket_done(Model *model, size_t bucket); // 10
+static void gpt_backward(Model *model, const int32_t *tokens, size_t B, size_t T, int accumulate) {
+    size_t N = B * T, C = model->config.C, L = model->config.L;
+    Params p = params_at(model, 0);
+    Grads g = grads_at(model, 0);
+    Acts last = acts_at(model, L);
+    dev_zero(last.dx, N * C * sizeof(floatX));
+    layernorm_backward(last.dx, g.lnfw, g.lnfb, last.dnarrow, last.x, last.lnf_mean, last.lnf_rstd,
+                       p.lnfw, N, C, accumulate);
+    gpt_bucket_done(model, L + 1);
+    for (size_t l = L; l-- > 0; ) {
+        gpt_layer_backward(model, l, B, T, accumulate);
+        gpt_bucket_done(model, l + 1);
+    }
+    embedding_backward(g.wte, g.wpe, last.dx, tokens, B, T, C, model->config.maxT, accumulate);
+    gpt_bucket_done(model, 0);
+}
+
+// === 9. Processes ====================================================================== [shared]
+// Every rank runs this program on its share of each step's micro-batches, and they meet in few
+// calls: all ranks make the same ones in the same order. The result is the same whatever `ranks` is
+// because sums over ranks are taken in an order that only the position in the batch decides.
+
+// --- 9.1 communication ---
+static uint64_t comm_sent_bytes = 0; // by this rank, all but the few doubles of comm_sum
+
+// The processes that a launcher says it started: Open MPI's, MPICH's, torchrun's, Slurm's.
+static int comm_launched(const char **name) {
+    static const char *const sizes[] = { "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "WORLD_SIZE",
+                                         "SLURM_STEP_NUM_TASKS" };
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        const char *value = getenv(*name = sizes[i]);
+        if (i == 3 && getenv("SLURM_PROCID") == NULL) continue; // not started by srun
+        if (value != NULL && atoi(value) > 1) return atoi(value);
+    }
+    return 1;
+}
+static void comm_abort(int code) { // ends all ranks; returns only where there are no others
+    if (ranks > 1) net_abort(code);
+}
+// A single process does without MPI_Init: it starts faster, and needs no launcher.
+static void comm_init(void) {
+    const char *name;
+    int launched = comm_launched(&name), cores = omp_get_max_threads();
+    if (launched == 1) return;
+    net_init(&rank, &ranks, &node_ranks);
+    atexit(net_finish);
+    check(ranks == launched, EXIT_USAGE, "started as one of several processes (%s=%d), but this "
+          "build %s: build with `make MPI=1`, start with the mpirun of that MPI", name, launched,
+          ranks > 1 ? "counts others" : "has no communication with them");
+    int share = (int)(sysconf(_SC_NPROCESSORS_ONLN) / node_ranks);
+    if (getenv("OMP_NUM_THREADS") == NULL && share < cores)
+        omp_set_num_threads(share > 1 ? share : 1);
+}
+static void comm_post(void *x, size_t bytes, int peer, int is_send) {
+    enum { CHUNK = 1 << 20 }; // MPI counts in int; one size for all keeps long messages tested
+    for (size_t at = 0; at < bytes; at += CHUNK)
+        net_post((char *)x + at, (int)min_size(CHUNK, bytes - at), peer, is_send);
+    if (is_send) comm_sent_bytes += bytes;
+}
+static void comm_wait(void) { // what follows, comes after what was started
+    if (ranks > 1) net_wait();
+}
+// x[i] = the sum of all ranks' x[i], where at most one of them is not 0: exact in any order.
+static void comm_sum(double *x, size_t count) {
+    for (size_t at = 0; ranks > 1 && at < count; at += 1 << 20)
+        net_sum(x + at, (int)min_size(1 << 20, count - at));
+}
+static void comm_max_int(int64_t *x, int count) { // x[i] = the largest of all ranks' x[i]
+    if (ranks > 1) net_max(x, count);
+}
+// x, of `count` elements of `size` bytes, has its shard of every rank on every rank: comm_wait().
+static void comm_all_gather_start(void *x, size_t count, size_t size) {
+    char *own = (char *)x + shard_start(count, rank) * size;
+    if (ranks == 1) return;
+    net_begin();
+    for (int d = 1; d < ranks; d++) {
+        int from = (rank + ranks - d) % ranks, to = (rank + d) % ranks;
+        comm_post((char *)x + shard_start(count, from) * size, shard_count(count, from) * size,
+                  from, 0);
+        comm_post(own, shard_count(count, rank) * size, to, 1);
+    }
+    net_end();
+}
+// Rank 0's host gets the other ranks' shards of x, one after the other by way of its inbox; dev is
+// the shard of the caller.
+static void comm_gather(real *x, const real *dev, size_t count, real *inbox) {
+    for (int r = 1; r < ranks; r++) {
+        size_t bytes = shard_count(count, r) * sizeof(real);
+        if (rank > 0 && rank != r) continue;
+        net_begin();
+        comm_post(rank == 0 ? inbox : (void *)dev, bytes, rank == 0 ? r : 0, rank == r);
+        net_end();
+        comm_wait();
+        if (rank == 0) to_host(x + shard_start(count, r), inbox, bytes);
+    }
+}
+// x's shard of this rank = its sum over all ranks, added pairwise: (0 + 1) + (2 + 3) ... One such
+// sum is under way at a time, while the layer below is computed; a start ends the one before.
+// inbox: the others' shards, (ranks - 1, shard). Each rank sends every element once that is not its
+// own; log2(ranks) rounds of halving would send as much in fewer messages, but in the other order.
+static struct { real *x, *inbox; size_t count; } comm_pending;
+
+static void comm_reduce_scatter_wait(void) {
+    if (comm_pending.x == NULL) return;
+    size_t own = shard_count(comm_pending.count, rank);
+    real *x = comm_pending.x + shard_start(comm_pending.count, rank), *inbox = comm_pending.inbox;
+#define SHARD_FROM(r) ((r) == rank ? x : inbox + (size_t)((r) < rank ? (r) : (r) - 1) * own)
+    dev_side_begin();
+    comm_wait();
+    for (int step = 1; step < ranks; step *= 2)
+        for (int r = 0; r + step < ranks; r += 2 * step)
+            vector_add(SHARD_FROM(r), SHARD_FROM(r + step), own);
+    if (rank > 0) dev_copy(x, SHARD_FROM(0), own * sizeof(real));
+    dev_side_end();
+    comm_pending.x = NULL;
+}
+static void comm_reduce_scatter_start(real *x, size_t count, real *inbox) {
+    comm_reduce_scatter_wait();
+    if (ranks == 1) return;
+    size_t own = shard_count(count, rank);
+    net_begin();
+    for (int d = 1; d < ranks; d++) {
+        int from = (rank + ranks - d) % ranks, to = (rank + d) % ranks;
+        real *slot = inbox + (size_t)(from < rank ? from : from - 1) * own;
+        comm_post(slot, own * sizeof(real), from, 0);
+        comm_post(x + shard_start(count, to), shard_count(count, to) * sizeof(real), to, 1);
+    }
+    net_end();
+    comm_pending.x = x;
+    comm_pending.inbox = inbox;
+    comm_pending.count = count;
+}
+
+// --- 9.2 the watchdog: a thread of each rank that ends a run in which nothing moves any more ---
+// OUT/progress holds a record of each rank, rewritten by its watchdog: a process that is stopped
+// falls silent, one that hangs makes no marks. Time is counted in wake-ups, not by a clock: a whole
+// job that was suspended goes on.
+typedef struct { uint64_t beat, marks, step; char done[40]; } Record;
+typedef struct { Record now; int silent; } Watched; // silent: so many wake-ups without a new record
+static struct { int fd; double period_s, timeout_s; } watch;
+
+static uint64_t watchdog_look(Watched *all, uint64_t beat) { // returns all marks of all ranks
+    Record own = { beat, progress.marks, progress.step, "" };
+    uint64_t marks = 0;
+    snprintf(own.done, sizeof own.done, "%s", progress.done);
+    ssize_t written = pwrite(watch.fd, &own, sizeof own, (off_t)((size_t)rank * sizeof own));
+    if (written != sizeof own) return beat; // unknown
+    for (int r = 0; r < ranks; r++) {
+        Record now = all[r].now;
+        ssize_t got = pread(watch.fd, &now, sizeof now, (off_t)((size_t)r * sizeof now));
+        int is_new = got == sizeof now && now.beat != all[r].now.beat;
+        all[r].silent = is_new ? 0 : all[r].silent + 1;
+        if (is_new) all[r].now = now;
+        marks += all[r].now.marks;
+    }
+    return marks;
+}
+__attribute__((noreturn))
+static void watchdog_end(const Watched *all) {
+    enum { SILENT = 3 };
+    int first = 0; // the lowest rank that still writes speaks for all
+    uint64_t least = UINT64_MAX;
+    while (first < rank && all[first].silent >= SILENT) first++;
+    if (first < rank) usleep(2000000);
+    for (int r = 0; r < ranks; r++) if (all[r].now.marks < least) least = all[r].now.marks;
+    fprintf(stderr, "rank %d: error: no progress for %.0f s (--timeout) in step %" PRIu64 ", after "
+            "%s; behind:", rank, watch.timeout_s, progress.step, progress.done);
+    for (int r = 0; r < ranks; r++) if (all[r].now.marks == least || all[r].silent >= SILENT)
+        fprintf(stderr, " rank %d (step %" PRIu64 ", after %.40s, silent for %.0f s)", r,
+                all[r].now.step, all[r].now.done, all[r].silent * watch.period_s);
+    fprintf(stderr, "\n");
+    signal(SIGALRM, SIG_DFL); // should the abort hang as well
+    alarm(5);
+    comm_abort(EXIT_PEER);
+    _exit(EXIT_PEER);
+}
+static void *watchdog(void *unused) {
+    Watched *all = (Watched *)host_alloc((size_t)ranks * sizeof(Watched));
+    double idle_s = 0;
+    uint64_t marks = 0, before;
+    for (uint64_t beat = 1; idle_s < watch.timeout_s; beat++) {
+        usleep((useconds_t)(1e6 * watch.period_s));
+        before = marks;
+        marks = watchdog_look(all, beat);
+        idle_s = marks == before ? idle_s + watch.period_s : 0;
+    }
+    watchdog_end(all);
+    return unused;
+}
+static void watchdog_start(const char *out, int64_t timeout_s) {
+    char *path = text_of("%s/progress", out);
+    pthread_t thread;
+    sigset_t all, before;
+    if (ranks == 1 || timeout_s == 0) return;
+    watch.timeout_s = (double)timeout_s;
+    watch.period_s = fmin(5, watch.timeout_s / 10);
+    watch.fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    check(watch.fd >= 0, EXIT_IO, "--out: cannot open %s: %s", path, strerror(errno));
+    sigfillset(&all); // signals are for the main thread
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    check(pthread_create(&thread, NULL, watchdog, NULL) == 0, EXIT_INTERNAL, "no thread for the "
+          "watchdog; --timeout 0 does without");
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    free(path);
+}
+
+// === 10. Optimizer step ================================================================ [shared]
+
+// lr_at: learning rate of a step, 0 <= step < steps. Warm-up rises linearly and reaches lr at step
+// warmup_steps - 1; then, with x = progress from 0 to 1 and final = lr * final_lr_fraction:
+//   constant   lr                              linear   lr + (final - lr) x
+//   cosine     final + (lr - final) (1 + cos(pi x)) / 2   (Loshchilov & Hutter 2017)
+//   wsd        lr, and over the last fifth final + (lr - final) (1 - sqrt(y)) (Haegele et al. 2024)
+//   inv_sqrt   lr sqrt(w / (step + 1)), w = max(warmup_steps, 1), >= final   (Vaswani et al. 2017)
+static double lr_at(const Flags *f, uint64_t step) {
+    double w = (double)f->warmup_steps, s = (double)step, final = f->lr * f->final_lr_fraction;
+    if (s < w) return f->lr * (s + 1) / w;
+    double length = (double)f->steps - w, x = length > 0 ? (s - w) / length : 1;
+    if (x > 1) x = 1;
+    switch (f->lr_schedule[0]) {
+    case 'l': return f->lr + (final - f->lr) * x;
+    case 'w': return x <= 0.8 ? f->lr : final + (f->lr - final) * (1 - sqrt((x - 0.8) / 0.2));
+    case 'i': return fmax(final, f->lr * sqrt(fmax(w, 1) / (s + 1)));
+    }
+    if (!strcmp(f->lr_schedule, "constant")) return f->lr;
+    return final + (f->lr - final) * (1 + cos(M_PI * x)) / 2;
+}
+
+// Before pass i of this rank's n: where its gradients go. Returns whether they are added to others.
+// The sum over a step has one order whatever a power-of-two `ranks` is: with n * ranks = 2^k * odd,
+// runs of `odd` micro-batches are added in turn, the runs pairwise, (0 + 1) + (2 + 3) and so on,
+// first in a rank, then over the ranks. In a rank the sums in waiting form a binary counter: run 5
+// = 101b finds two of them, in buffers 0 and 1; it goes into buffer 2, and as it is the second of a
+// pair, 2 is added to 1.
+static int gpt_pass(Model *model, size_t i, size_t n) {
+    size_t run = n >> model->levels, next = i + 1;
+    model->slot = __builtin_popcountll(i / run);
+    model->folds = next % run > 0 ? 0 : __builtin_ctzll(next / run);
+    model->is_last_pass = next == n;
+    return i % run > 0;
+}
+// A pass has finished the gradients of a bucket. Sums that are complete now are taken, and after
+// the last pass of the step the bucket goes on its way to the other ranks.
+static void gpt_bucket_done(Model *model, size_t bucket) {
+    size_t count = bucket_count(&model->layout, bucket);
+    real *g = model->grads + bucket_start(&model->layout, bucket);
+    progress_mark("the gradients of a bucket");
+    for (int k = model->slot; k > model->slot - model->folds; k--)
+        vector_add(g + (size_t)(k - 1) * model->layout.count, g + (size_t)k * model->layout.count,
+                   count);
+    if (model->is_last_pass) comm_reduce_scatter_start(g, count, model->inbox);
+}
+// After the last pass: each rank has its shards of the summed gradients; without ZeRO all of them.
+static void gpt_reduce_wait(Model *model) {
+    const Layout *y = &model->layout;
+    comm_reduce_scatter_wait();
+    dev_side_join();
+    for (size_t bucket = 0; bucket < y->num_buckets && !model->zero; bucket++)
+        comm_all_gather_start(model->grads + bucket_start(y, bucket), bucket_count(y, bucket),
+                              sizeof(real));
+    comm_wait();
+}
+
+// What the host has to know of a step it reads at once, in gpt_grad_norm: there it waits for the
+// device. Before that, the loss of pass i of N tokens is kept; losses[i] has it afterwards.
+static void gpt_keep_loss(Model *model, size_t i, size_t N) {
+    sum_values(model->totals + model->layout.num_buckets * PARTS + i, acts_at(model, 0).losses, N);
+}
+// The norm of all gradients together, in double: each rank squares the parts of its shards.
+static double gpt_grad_norm(Model *model, double *losses) {
+    const Layout *y = &model->layout;
+    size_t lo = shard_start(PARTS, rank), hi = shard_start(PARTS, rank + 1);
+    size_t num_squares = y->num_buckets * PARTS;
+    double total = 0;
+    for (size_t bucket = 0; bucket < y->num_buckets; bucket++) {
+        size_t step = bucket_count(y, bucket) / PARTS;
+        sum_squares(model->totals + bucket * PARTS + lo, model->grads + bucket_start(y, bucket) +
+                    lo * step, hi - lo, step);
+    }
+    to_host(model->read, model->totals, (num_squares + model->passes) * sizeof(double));
+    for (size_t i = 0; i < model->passes; i++) losses[i] = model->read[num_squares + i];
+    comm_sum(model->read, num_squares);
+    for (size_t k = 0; k < num_squares; k++) total += model->read[k];
+    return sqrt(total) / model->loss_scale;
+}
+
+static int64_t gpt_weights_hash(const Model *model) { // of this rank's bits; 0 .. 2^63 - 1
+    const Layout *y = &model->layout;
+    uint64_t sum = 0, *bits = (uint64_t *)host_alloc(largest_bucket(y) * sizeof(floatX));
+    for (size_t bucket = 0; bucket < y->num_buckets; bucket++) {
+        size_t start = bucket_start(y, bucket), bytes = bucket_count(y, bucket) * sizeof(floatX);
+        to_host(bits, model->weights + start, bytes);
+        #pragma omp parallel for schedule(static) reduction(+:sum)
+        for (size_t i = 0; i < bytes / 8; i++) sum += hash64(bits[i] + hash64(start + i));
+    }
+    free(bits);
+    return (int64_t)(sum >> 1);
+}
+
+// One AdamW step with the gradients clipped to grad_clip: update number t = 1, 2, ... (it corrects
+// the bias of m and v). One call of the op for each stretch of neighbours that decay alike.
+// ZeRO-1 (Rajbhandari et al. 2020): a rank updates its shards, and gets the others' weights.
+static void gpt_update(Model *model, const Flags *f, double lr, double norm, uint64_t t) {
+    const Layout *y = &model->layout;
+    // torch's clip_grad_norm_
+    double clip = f->grad_clip > 0 ? fmin(1, f->grad_clip / (norm + 1e-6)) : 1;
+    AdamW h;
+    h.grad_scale = (real)(clip / model->loss_scale);
+    h.beta1 = (real)f->beta1;
+    h.beta2 = (real)f->beta2;
+    h.eps = (real)f->eps;
+    h.step_size = (real)(lr / (1 - pow(f->beta1, (double)t)));
+    h.root_correction = (real)(1 / sqrt(1 - pow(f->beta2, (double)t)));
+    for (size_t bucket = 0; bucket < y->num_buckets; bucket++) {
+        size_t start = bucket_start(y, bucket), first, count;
+        real *m = state_of(model, 'm', bucket, &first, &count);
+        real *v = state_of(model, 'v', bucket, &first, &count);
+        real *master = has_master ? state_of(model, 'w', bucket, &first, &count) : NULL;
+        for (int i = 0; i < NUM_PARAMS; i++) {
+            const ParamInfo *p = &y->params[i];
+            size_t lo = max_size(p->offset, first);
+            size_t hi = min_size(p->offset + p->rows * p->cols, first + count);
+            if (p->scope != bucket_scope(y, bucket) || lo >= hi) continue;
+            size_t at = lo - first;
+            h.keep = (real)(p->is_matrix ? 1 - lr * f->weight_decay : 1);
+            adamw_update(model->weights + start + lo, master ? master + at : NULL, m + at, v + at,
+                         model->grads + start + lo, hi - lo, h);
+        }
+        if (model->zero)
+            comm_all_gather_start(model->weights + start, y->bucket_count[bucket_scope(y, bucket)],
+                                  sizeof(floatX));
+    }
+    comm_wait();
+}
+
+// === 11. Data ========================================================================== [shared]
+// Training data is one long stream of tokens: token shards one after the other, or a text tokenized
+// in memory. It is cut into windows of T + 1 tokens (neighbours share one token: each token is
+// predicted once); an epoch visits every window exactly once, in an order that permute() makes from
+// (seed, epoch). Sample number s of a run therefore follows from s alone: resume needs one number.
+
+typedef struct Tokenizer Tokenizer; // section 12
+static size_t tok_encode(const Tokenizer *t, const char *text, size_t bytes, uint32_t *out);
+
+// Shard formats, as written by llm.c's scripts: 256 int32 {magic, version, count}, then the tokens.
+enum { SHARD_MAGIC_16 = 20240520, SHARD_VERSION_16 = 1, SHARD_MAGIC_32 = 20240801,
+       SHARD_VERSION_32 = 7, SHARD_HEADER_BYTES = 1024 };
+
+typedef struct {
+    char *path;
+    uint64_t start, count;  // tokens of the stream
+    size_t token_bytes;     // 2 or 4
+    uint64_t file_bytes;
+    int64_t file_seconds;   // changed since: a file that is replaced during the run is noticed
+} Shard;
+typedef struct {
+    const char *source;       // the flag's value, for messages
+    Shard *shards;
+    size_t num_shards;
+    uint32_t *memory;         // or: the tokens of a text
+    uint64_t first, count;    // the stretch of the stream that this set uses
+    uint64_t num_windows, seed;
+    size_t T;
+    int is_shuffled;
+    uint32_t crc;             // of the whole stream as it is in the files
+} Data;
+
+static int is_shard_magic(uint32_t magic) {
+    return magic == SHARD_MAGIC_16 || magic == SHARD_MAGIC_32 ||
+           magic == __builtin_bswap32(SHARD_MAGIC_16) || magic == __builtin_bswap32(SHARD_MAGIC_32);
+}
+static Shard shard_open(const char *path) {
+    InFile file = in_open(path);
+    int32_t header[256];
+    check(file.bytes >= SHARD_HEADER_BYTES, EXIT_INPUT, "%s: %" PRIu64 " bytes, but the header of "
+          "a token shard has %d", path, file.bytes, SHARD_HEADER_BYTES);
+    in_read(&file, 0, header, sizeof header);
+    uint32_t magic = (uint32_t)header[0];
+    check(is_shard_magic(magic), EXIT_INPUT, "%s: magic number %u, token shards have %d or %d; "
+          "make shards with data/tokenize", path, magic, SHARD_MAGIC_16, SHARD_MAGIC_32);
+    check(magic == SHARD_MAGIC_16 || magic == SHARD_MAGIC_32, EXIT_INPUT, "%s: bytes are in the "
+          "order of another kind of machine; write the shard again on a little-endian one", path);
+    int version = magic == SHARD_MAGIC_16 ? SHARD_VERSION_16 : SHARD_VERSION_32;
+    check(header[1] == version, EXIT_INPUT, "%s: version %d, this program reads %d", path,
+          header[1], version);
+    check(header[2] > 0, EXIT_INPUT, "%s: token count %d in the header, must be > 0", path,
+        header[2]);
+    Shard s = { text_of("%s", path), 0, (uint64_t)header[2], magic == SHARD_MAGIC_16 ? 2u : 4u,
+                file.bytes, file.stat.st_mtime };
+    uint64_t wanted = SHARD_HEADER_BYTES + s.count * s.token_bytes;
+    check(file.bytes == wanted, EXIT_INPUT, "%s: %" PRIu64 " bytes, but a header that counts %"
+          PRIu64 " tokens makes %" PRIu64, path, file.bytes, s.count, wanted);
+    in_close(&file);
+    return s;
+}
+// Read count tokens from the stream's position at; windows may span shards.
+static void data_read(const Data *d, uint64_t at, size_t count, int32_t *out) {
+    if (d->memory != NULL) {
+        for (size_t i = 0; i < count; i++) out[i] = (int32_t)d->memory[at + i];
+        return;
+    }
+    size_t lo = 0, hi = d->num_shards; // the last shard that starts at or before `at`
+    while (hi - lo > 1) {
+        size_t middle = (lo + hi) / 2;
+        if (d->shards[middle].start <= at) lo = middle;
+        else hi = middle;
+    }
+    for (size_t done = 0; done < count; lo++) {
+        const Shard *s = &d->shards[lo];
+        uint64_t inside = at + done - s->start;
+        size_t n = (size_t)(s->count - inside < count - done ? s->count - inside : count - done);
+        InFile file = in_open(s->path);
+        check(file.bytes == s->file_bytes && file.stat.st_mtime == s->file_seconds, EXIT_INPUT,
+              "%s: changed since the start of the run", s->path);
+        in_read(&file, SHARD_HEADER_BYTES + inside * s->token_bytes, out + done,
+            n * s->token_bytes);
+        in_close(&file);
+        if (s->token_bytes == 2) for (size_t i = n; i-- > 0; ) { // widen in place, from the end
+            uint16_t token;
+            memcpy(&token, (char *)(out + done) + 2 * i, 2);
+            out[done + i] = token;
+        }
+        done += n;
+    }
+}
+// Every token of the stream is looked at once, at the start: its id must be below V.
+static void data_check_tokens(Data *d, size_t V, const char *tokenizer) {
+    enum { CHUNK = 1 << 20 };
+    int32_t *tokens = (int32_t *)host_alloc(CHUNK * sizeof(int32_t));
+    for (size_t k = 0; k < d->num_shards; k++) {
+        Shard *s = &d->shards[k];
+        for (uint64_t at = 0; at < s->count; at += CHUNK) {
+            size_t n = (size_t)(s->count - at < CHUNK ? s->count - at : CHUNK);
+            data_read(d, s->start + at, n, tokens);
+            d->crc = crc32c(d->crc, tokens, n * sizeof(int32_t));
+            for (size_t i = 0; i < n; i++)
+                check(tokens[i] >= 0 && (size_t)tokens[i] < V, EXIT_INPUT,
+                      "%s: token %" PRIu64 " is %u, the model has vocab_size %zu (tokenizer %s): "
+                "choose the --tokenizer or --vocab_size the shard was made with", s->path, at + i,
+                (unsigned)tokens[i], V, tokenizer);
+        }
+    }
+    free(tokens);
+}
+static void data_open_shards(Data *d, char **paths, size_t count) {
+    d->shards = (Shard *)host_alloc(count * sizeof(Shard));
+    d->num_shards = count;
+    for (size_t k = 0; k < count; k++) {
+        d->shards[k] = shard_open(paths[k]);
+        d->shards[k].start = d->count;
+        d->count += d->shards[k].count;
+    }
+}
+static void data_open_text(Data *d, const char *path, const Tokenizer *tokenizer) {
+    size_t bytes;
+    char *text = in_read_all(path, (size_t)1 << 32, &bytes);
+    check(bytes > 0, EXIT_INPUT, "%s: empty", path);
+    d->crc = crc32c(0, text, bytes);
+    d->memory = (uint32_t *)host_alloc(bytes * sizeof(uint32_t));
+    d->count = tok_encode(tokenizer, text, bytes, d->memory);
+    free(text);
+}
+// source: a text file, a token shard, or a pattern of token shards.
+static Data data_open(const char *source, const Tokenizer *tokenizer, const char *name, size_t V) {
+    Data d;
+    memset(&d, 0, sizeof d);
+    d.source = source;
+    glob_t found;
+    memset(&found, 0, sizeof found);
+    struct stat st;
+    int is_literal = stat(source, &st) == 0; // a name that exists is not a pattern, [1] or not
+    char *literal[1] = { (char *)source };
+    check(is_literal || glob(source, 0, NULL, &found) == 0, EXIT_INPUT, "%s: no such file, and as "
+          "a pattern it matches nothing", source);
+    char **paths = is_literal ? literal : found.gl_pathv;
+    size_t count = is_literal ? 1 : found.gl_pathc, length = strlen(paths[0]);
+    InFile file = in_open(paths[0]);
+    uint32_t magic = 0;
+    if (file.bytes >= 4) in_read(&file, 0, &magic, 4);
+    in_close(&file);
+    int is_bin = length > 4 && !strcmp(paths[0] + length - 4, ".bin");
+    if (is_shard_magic(magic) || count > 1 || is_bin) data_open_shards(&d, paths, count);
+    else data_open_text(&d, paths[0], tokenizer);
+    data_check_tokens(&d, V, name);
+    if (!is_literal) globfree(&found);
+    return d;
+}
+// Use the stretch [first, first + count) in windows of T + 1 tokens.
+static void data_cut(Data *d, uint64_t first, uint64_t count, size_t T, const char *use) {
+    d->first = first;
+    d->count = count;
+    d->T = T;
+    check(count >= T + 1, EXIT_INPUT, "%s: %" PRIu64 " tokens for %s, but one window of --seq_len "
+          "%zu needs %zu", d->source, count, use, T, T + 1);
+    d->num_windows = (count - 1) / T;
+}
+// The T + 1 tokens of sample number `sample` of the run.
+static void data_sample(const Data *d, uint64_t sample, int32_t *out) {
+    uint64_t epoch = sample / d->num_windows, window = sample % d->num_windows;
+    if (d->is_shuffled) window = permute(window, d->num_windows, hash64(d->seed) + epoch);
+    data_read(d, d->first + window * d->T, d->T + 1, out);
+}
+// `count` samples from number `first` on: inputs (count,T), then targets (count,T), a token later.
+static void data_batch(const Data *d, uint64_t first, size_t count, int32_t *tokens,
+                       int32_t *window) {
+    for (size_t b = 0; b < count; b++) {
+        data_sample(d, first + b, window);
+        memcpy(tokens + b * d->T, window, d->T * sizeof(int32_t));
+        memcpy(tokens + (count + b) * d->T, window + 1, d->T * sizeof(int32_t));
+    }
+}
+
+// === 12. Tokenizer and sampling ======================================================== [shared]
+
+// --- 12.1 tokenizer: byte-level byte pair encoding, as GPT-2's ---
+// GPT-2's pattern cuts a text into pieces. A piece starts as one token per byte; while neighbours
+// are a known pair, the pair of lowest rank (the leftmost of them) becomes one token. Most pieces
+// end as one token: a table finds these at once. Any bytes are taken, and the bytes of the tokens,
+// in order, are the text again. The merges of a file have to be in an order that training can
+// produce: each makes a new token of the two that the merges before it leave of its bytes. Then
+// files that rank tokens (tiktoken, llm.c) say as much as files that list pairs.
+// A Tokenizer does not change after tok_load, so threads share it. Its files are untrusted.
+
+typedef struct { uint32_t at, bytes, whole; } Token; // whole: one byte, or made by a merge
+typedef struct { uint32_t left, right, rank, id; } TokPair;
+typedef struct Tokenizer { // section 11 has declared it
+    char *name;
+    uint32_t vocab_size;
+    int end_of_text;    // the id of <|endoftext|>, or -1; in a text to encode that is plain text
+    Token *tokens;      // (room) the bytes of a token start at bytes.at + token.at
+    Text bytes;
+    uint32_t *ids;      // hash table (mask + 1): bytes -> id
+    TokPair *pairs;     // hash table (mask + 1): left, right -> rank, id
+    size_t room, mask, num_pairs;
+    uint32_t id_of_byte[256], char_of_byte[256];
+    int byte_of_char[324];
+    uint8_t *class_of;  // (TOK_CODE_POINTS) 0 other, 1 letter, 2 number, TOK_SPACE
+} Tokenizer;
+
+#define TOK_END "<|endoftext|>"
+enum { TOK_SPACE = 3, TOK_MAX_BYTES = 4096, // of a token; GPT-2's longest has 128
+       TOK_LINE = 4 * TOK_MAX_BYTES, TOK_MAX_VOCAB = 1 << 24, TOK_MAX_FILE = 64 << 20 };
+static const uint32_t TOK_NONE = UINT32_MAX; // no token, no rank, a free place in a table
+#define tok_check(ok, fmt, ...) check(ok, EXIT_INPUT, "%s: " fmt, t->name, __VA_ARGS__)
+
+// Runs of code points outside and inside a class, in turn: scripts/unicode_tables.py writes this
+// and tells the format. tiktoken 0.14 and tokenizers 0.23 have this version of Unicode.
+enum { TOK_CODE_POINTS = 0x323b0 }; // none beyond is a letter, a number or a space
+static const char *const tok_unicode[3] = { // Unicode 16.0.0: letters, numbers, spaces
+    "$BZFZoAJADAEWA_A*QDLNEGAAA%CEABBDAAFAACAAATA$TA%MH%hAfBAFi$H[DDmkcBA$dAAOBGBJCBAPAA^]$ZKAXaIB"
+    "DAEVDAIACAWYGKEXAFQjzvCARAGJOPDHBBBVAGAACDCAPAMBACNBJAHFDBBVAGABABAB_DAASCPIACAVAGABAECARAOBW"
+    "AKHBBBVAGABAECA^BACOAQAAFCCADCBAAABCBCCCLVAtHACAWAPCAZCBABB^ADHACAWAJAECA_BABOBQIACAiBAPAECHC"
+    "XFERCXAIAABGzpABLGzBAAAEAXAAAJABIABEAAUD`A$@HAd[E$tkTAPFDDCACBGCDMLAQfAAEABkA(RADBGAAADBiADBa"
+    "ADBGAAADBOAyADB$DePP$WBFC,uBQAZE$LFHGRMSNRNMACOtcADA$D$ZGEBbAAE$GJ_q^BEKlDZvWIu$SA$^oQHv^MBJl"
+    "ZdiCJdBKEkBCiDAFABCAE&C$A'ZBFBfBFBHAAAAAAA_BuAGAACCAGCDBFDMECAG$uAMAPM$fADABJAACEFAAAAAADAKBD"
+    "EEDAtB$1e&hFDCBLfAAEABxGAPWIGAGAGAGAGAGAGAG$QA*\\BjEEBD$WFCA$[ADEkA$_Q`pP+H&7h$A/2l$DnB'QCPJB"
+    "ToP_B$GqIB$hB$DBBAAAHUPACADAW]tNr~FCAABK\\JWY]Go\\APEAJJEAiWCAHTWCACrAACBBEBAAAXCBKGCLFBFBFIG"
+    "AGAkANF$t]),ULWDq'9J(sB$kfGLEEAAJAMAEAAABABA$ma(pR$ABvhL$uEA%IdZFZK$ZCFBFBFBCcLAZASABAOBNb$|)"
+    "K]Cqo`MTAHFfJ^BdDHp%`RdDdDhHtLKAOAGABAKAOAGABCtL'{IVJHXFAjAI$FFBAAlABCABWJWI_$BSABJVJZ$GxFB$A"
+    "AODACA]j]C]cHA\\[vJVJSMR$o$JwsMsMdf\\IW&}jFBPC{]JAHVjRnU[WLuyBBAMm`YZd]ABAHcCALpNDUAAAcRAYSB$"
+    "@GAAADAOAJGofHBBBVAGABAECARALE^JAABAAfAAYAAAluRDTC^pTBAA%zoiDdpTA{kMA$H[eG%{l$u$A_HBABHABAXOA"
+    "AA$_HBgPAAA\\AJhGAUAKnSAR$J&Ja_IAeQAq^$qGABAfUAYFABA`NA(LSOAAMAb$}A$P1h&i&G$0u$bO4AQFY%*ZE,P&"
+    ";e^>},BG_Q$PQ^RpPD_UES)vm&V$A%B$LEA$CM$ABAA\\&0YH6iiJ($tDAGABA'gOA]CBANDH)R$+h$lEMCIGJ&.E$VA$"
+    "HABBABBBDALAAAGA$BADBHAGA\\ADAEAACGA(YBYAYA_AYA_AYA_AYA_AYAH$$Q_FF'I~%TmJGPA(F^Rl*k\\&g^BA*vG"
+    "ADABAOA&H{$EGA6GDA[ABAABAAJADAAAAFADAAAAAACABAABAAAAAAAAAABAABDAGADADAAAJAQECAEAQ%1J;)F`%,{F&"
+    "aB&*]N')gO,w$.I+f:y%9YE%-b",
+    "pJ$yBEABC9wJ%HJ&IJ)bJ$wJDF$mJ$wJ$wJBF$oM$tJHG$hJ$iGGS$nJ$aJ$wJ$GT'PJ$GJ.ZT0~C&rJFJVJ'pJ%BK%gJ"
+    "FJ%xJ$WJ%HJFJ3fACFFJ&IsBE.a|$OV-@^8~A/UAYINC(\\D%LJ^HAO`JgO37tJ%~J(EF%\\JfJ&IJVJ$WJ)\\J/$gJ*t"
+    "mLyQB(Z[dD]AHA%HE&MJ1|HYGgI$LEVF%bBBPBn$AItB^C$LE$iHXHiG(OFpJFJ'Z_%`JjD$qG%H^%BJ|J%RJGT&~J([J"
+    "$wJ({J$gJFT$ML)jS$^J-`J$W]&fJ$GJ)lJ$gU3{$p+9wJ$,KJ$WJ%HJAG+VJ'JW06XJ:]TLT$mY4fr$,eJ)lJ*}J&zJ."
+    "WI%BJ/c{ACAD$MmAO2QM$3OJ",
+    "IERA$eAZA&'wA$-eK]BEAoA%*_A" };
+
+static Tokenizer tok_new(size_t room) { // room: no more tokens than that
+    Tokenizer t;
+    memset(&t, 0xff, sizeof t); // -1 and TOK_NONE: end_of_text, id_of_byte, byte_of_char
+    memset(&t.bytes, 0, sizeof t.bytes);
+    t.room = min_size(room, TOK_MAX_VOCAB);
+    for (t.mask = 1; t.mask < 2 * t.room; ) t.mask = 2 * t.mask + 1;
+    t.tokens = (Token *)host_alloc(t.room * sizeof *t.tokens);
+    t.ids = (uint32_t *)host_alloc((t.mask + 1) * sizeof *t.ids);
+    t.pairs = (TokPair *)host_alloc((t.mask + 1) * sizeof *t.pairs);
+    memset(t.ids, 0xff, (t.mask + 1) * sizeof *t.ids); // TOK_NONE
+    memset(t.pairs, 0xff, (t.mask + 1) * sizeof *t.pairs);
+    t.name = NULL, t.vocab_size = 0, t.num_pairs = 0;
+    // GPT-2's files show each byte as a character: 33 to 126, 161 to 172 and 174 to 255 as the one
+    // of that number, the other 68, in order, as U+0100 to U+0143.
+    for (int b = 0, next = 256; b < 256; b++) {
+        int u = (b > 32 && b < 127) || (b > 160 && b != 173) ? b : next++;
+        t.char_of_byte[b] = (uint32_t)u;
+        t.byte_of_char[u] = b;
+    }
+    t.class_of = (uint8_t *)host_alloc(TOK_CODE_POINTS);
+    for (int k = 0; k < 3; k++) {
+        size_t at = 0, run = 0, inside = 0;
+        for (const char *c = tok_unicode[k]; *c; c++) {
+            if (*c < '@') { run = 28 * run + (size_t)(*c - '#'); continue; }
+            run = 63 * run + (size_t)(*c - '@');
+            if (inside) memset(t.class_of + at, k + 1, run);
+            at += run, run = 0, inside = !inside;
+        }
+    }
+    return t;
+}
+static void tok_free(Tokenizer *t) {
+    free(t->name), free(t->tokens), free(t->bytes.at), free(t->ids), free(t->pairs);
+    free(t->class_of);
+}
+
+// Bytes and code point of the character at s; a byte that is not UTF-8 is one without code point.
+static size_t utf8_get(uint32_t *u, const char *s, size_t bytes) {
+    static const uint32_t least[5] = { 0, 0, 0x80, 0x800, 0x10000 };
+    uint8_t c = (uint8_t)s[0];
+    size_t count = c < 0x80 ? 1 : c < 0xe0 ? 2 : c < 0xf0 ? 3 : 4, i = 1;
+    uint32_t v = c < 0x80 ? c : c & (0x7fu >> count);
+    for (; i < count && i < bytes && (s[i] & 0xc0) == 0x80; i++) v = v << 6 | (s[i] & 0x3f);
+    int good = i == count && v >= least[count] && v < 0x110000 && v >> 11 != 0x1b && // surrogates
+               (c < 0x80 || (c >= 0xc0 && c < 0xf8));
+    *u = good ? v : UINT32_MAX;
+    return good ? count : 1;
+}
+
+// Both hash tables: at most half of the places are taken; if one is, the next may be the right one.
+static const uint64_t TOK_MIX = 0x9e3779b97f4a7c15u; // 2^64 / golden ratio
+
+static uint32_t *tok_find(const Tokenizer *t, const char *s, size_t bytes) { // or a free place
+    uint64_t hash = bytes, word;
+    size_t done = 0;
+    for (; done + 8 <= bytes; done += 8) {
+        memcpy(&word, s + done, 8);
+        hash = (hash ^ word) * TOK_MIX;
+        hash ^= hash >> 32;
+    }
+    for (word = 0; done < bytes; done++) word = word << 8 | (uint8_t)s[done];
+    size_t i = (hash ^ word) * TOK_MIX >> 32 & t->mask;
+    for (; t->ids[i] != TOK_NONE; i = (i + 1) & t->mask) {
+        const Token *token = &t->tokens[t->ids[i]];
+        if (token->bytes == bytes && !memcmp(t->bytes.at + token->at, s, bytes)) break;
+    }
+    return &t->ids[i];
+}
+static TokPair *tok_pair(const Tokenizer *t, uint32_t left, uint32_t right) { // or a free place
+    size_t i = ((uint64_t)left << 32 | right) * TOK_MIX >> 32 & t->mask;
+    while (t->pairs[i].rank != TOK_NONE && (t->pairs[i].left != left || t->pairs[i].right != right))
+        i = (i + 1) & t->mask;
+    return &t->pairs[i];
+}
+
+// --- 12.2 encoding ---
+// Bytes of the first piece: '(s|t|re|ve|m|ll|d) | ?letters | ?numbers | ?others | \s+(?!\S) | \s+
+static size_t tok_piece(const Tokenizer *t, const char *s, size_t bytes) {
+    if (s[0] == '\'' && bytes > 1) {
+        if (s[1] == 's' || s[1] == 't' || s[1] == 'm' || s[1] == 'd') return 2;
+        if (bytes > 2 && (!memcmp(s, "'re", 3) || !memcmp(s, "'ve", 3) || !memcmp(s, "'ll", 3)))
+            return 3;
+    }
+    int piece_class = -1;
+    for (size_t at = 0, step, last = 0; at < bytes; at += step, last = step) {
+        uint32_t u = (uint8_t)s[at];
+        step = u < 0x80 ? 1 : utf8_get(&u, s + at, bytes - at);
+        int c = u < TOK_CODE_POINTS ? t->class_of[u] : 0;
+        if (piece_class < 0 || (at == 1 && s[0] == ' ' && c != TOK_SPACE)) piece_class = c;
+        else if (c != piece_class) // the last of several spaces is left to what follows
+            return piece_class == TOK_SPACE && at > last ? at - last : at;
+    }
+    return bytes;
+}
+
+// A heap of the pairs in a piece, least first: rank << 40 | the byte where the left token starts.
+typedef struct { uint64_t *at; size_t count; } TokHeap;
+
+static void tok_push(TokHeap *h, const Tokenizer *t, uint32_t *id, size_t left, size_t right) {
+    uint64_t pair_rank = tok_pair(t, id[left], id[right])->rank, key = pair_rank << 40 | left;
+    if (pair_rank == TOK_NONE) return;
+    size_t i = h->count++;
+    for (; i > 0 && h->at[(i - 1) / 2] > key; i = (i - 1) / 2) h->at[i] = h->at[(i - 1) / 2];
+    h->at[i] = key;
+}
+static uint64_t tok_pop(TokHeap *h) {
+    uint64_t least = h->at[0], key = h->at[--h->count];
+    size_t i = 0;
+    for (size_t child; (child = 2 * i + 1) < h->count; i = child) {
+        if (child + 1 < h->count && h->at[child + 1] < h->at[child]) child++;
+        if (h->at[child] >= key) break;
+        h->at[i] = h->at[child];
+    }
+    h->at[i] = key;
+    return least;
+}
+// The tokens of one piece of n bytes, in O(n log n). id[i] is the token that starts at byte i, or
+// TOK_NONE. A pair may be gone when its turn comes: then its place shows another rank, or none.
+static size_t tok_merge(const Tokenizer *t, uint32_t *id, const char *s, size_t n) {
+    uint64_t small[128]; // n pairs, and one more with each merge: it takes one and adds two
+    TokHeap heap = { 2 * n <= 128 ? small : (uint64_t *)host_alloc(2 * n * sizeof *small), 0 };
+    for (size_t i = 0; i < n; i++) {
+        id[i] = t->id_of_byte[(uint8_t)s[i]];
+        if (i > 0) tok_push(&heap, t, id, i - 1, i);
+    }
+    while (heap.count > 0) {
+        uint64_t key = tok_pop(&heap);
+        size_t left = key & 0xffffffffff, last = left;
+        size_t right = id[left] == TOK_NONE ? n : left + t->tokens[id[left]].bytes;
+        if (right >= n || tok_pair(t, id[left], id[right])->rank != key >> 40) continue;
+        id[left] = tok_pair(t, id[left], id[right])->id;
+        id[right] = TOK_NONE;
+        right = left + t->tokens[id[left]].bytes;
+        if (right < n) tok_push(&heap, t, id, left, right);
+        while (last > 0 && id[--last] == TOK_NONE) { }
+        if (last < left) tok_push(&heap, t, id, last, left);
+    }
+    size_t count = 0;
+    for (size_t i = 0; i < n; i++) if (id[i] != TOK_NONE) id[count++] = id[i];
+    if (heap.at != small) free(heap.at);
+    return count;
+}
+// One document to ids; out has room for one per byte.
+static size_t tok_encode(const Tokenizer *t, const char *text, size_t bytes, uint32_t *out) {
+    size_t count = 0;
+    for (size_t at = 0, piece; at < bytes; at += piece) {
+        piece = tok_piece(t, text + at, bytes - at);
+        uint32_t id = *tok_find(t, text + at, piece);
+        if (id != TOK_NONE && t->tokens[id].whole) out[count++] = id;
+        else count += tok_merge(t, out + count, text + at, piece);
+    }
+    return count;
+}
+static const char *tok_bytes(const Tokenizer *t, uint32_t id, size_t *bytes) {
+    assert(id < t->vocab_size);
+    *bytes = t->tokens[id].bytes;
+    return t->bytes.at + t->tokens[id].at;
+}
+
+// --- 12.3 reading vocabularies ---
+static void tok_add(Tokenizer *t, uint64_t id, const char *s, size_t bytes) {
+    tok_check(id < t->room && bytes > 0 && bytes <= TOK_MAX_BYTES, "token %" PRIu64 ", %zu bytes: "
+              "wanted an id below %zu, and 1 to %d bytes", id, bytes, t->room, TOK_MAX_BYTES);
+    tok_check(t->tokens[id].bytes == 0, "token %" PRIu64 " is given twice", id);
+    uint32_t *place = tok_find(t, s, bytes);
+    tok_check(*place == TOK_NONE, "tokens %u and %" PRIu64 " have the same bytes", *place, id);
+    *place = (uint32_t)id;
+    Token token = { (uint32_t)t->bytes.count, (uint32_t)bytes, bytes == 1 };
+    t->tokens[id] = token;
+    text_add_bytes(&t->bytes, s, bytes);
+    if (t->vocab_size <= id) t->vocab_size = (uint32_t)id + 1;
+    if (bytes == 1) t->id_of_byte[(uint8_t)*s] = (uint32_t)id;
+    if (bytes == strlen(TOK_END) && !memcmp(s, TOK_END, bytes)) t->end_of_text = (int)id;
+}
+static void tok_check_all(const Tokenizer *t) { // before the first merge
+    for (uint32_t id = 0; id < t->vocab_size; id++)
+        tok_check(t->tokens[id].bytes > 0, "token %u of %u is missing", id, t->vocab_size);
+    for (int b = 0; b < 256; b++)
+        tok_check(t->id_of_byte[b] != TOK_NONE, "no token for byte %d: not byte-level BPE", b);
+}
+static void tok_add_merge(Tokenizer *t, uint32_t id, size_t left_bytes) { // 0: unknown
+    uint32_t parts[TOK_MAX_BYTES];
+    Token *token = &t->tokens[id];
+    size_t count = tok_merge(t, parts, t->bytes.at + token->at, token->bytes);
+    tok_check(count == 2 && (!left_bytes || t->tokens[parts[0]].bytes == left_bytes), "merge %zu: "
+              "token %u is to be made of the two that earlier merges leave of it: found %zu%s",
+              t->num_pairs, id, count, count == 2 ? " others" : count == 1 ? ", the same" : "");
+    TokPair pair = { parts[0], parts[1], (uint32_t)t->num_pairs++, id };
+    *tok_pair(t, pair.left, pair.right) = pair;
+    token->whole = 1;
+}
+static void tok_add_merges(Tokenizer *t) { // of all tokens, whose ids are their ranks
+    tok_check_all(t);
+    for (uint32_t id = 0; id < t->vocab_size; id++)
+        if (!t->tokens[id].whole && (int)id != t->end_of_text) tok_add_merge(t, id, 0);
+}
+static size_t tok_from_chars(const Tokenizer *t, char *out, const char *s, size_t bytes) {
+    size_t count = 0;
+    for (size_t at = 0; at < bytes; ) {
+        uint32_t u;
+        at += utf8_get(&u, s + at, bytes - at);
+        if (u >= 324 || t->byte_of_char[u] < 0) { memcpy(out, s, bytes); return bytes; } // as it is
+        out[count++] = (char)t->byte_of_char[u];
+    }
+    return count;
+}
+static void tok_read_merge(Tokenizer *t, const char *line, size_t bytes, int new_token) {
+    char s[TOK_LINE];
+    const char *space = (const char *)memchr(line, ' ', bytes);
+    tok_check(space != NULL && bytes < TOK_LINE, "merge %zu \"%.*s\": wanted two tokens and a "
+              "space between them", t->num_pairs, (int)min_size(bytes, 99), line);
+    size_t left_chars = (size_t)(space - line), left = tok_from_chars(t, s, line, left_chars);
+    size_t count = left + tok_from_chars(t, s + left, space + 1, bytes - left_chars - 1);
+    if (new_token) tok_add(t, t->vocab_size, s, count);
+    uint32_t id = *tok_find(t, s, count);
+    tok_check(id != TOK_NONE, "merge %zu \"%.*s\" makes no token of the vocabulary", t->num_pairs,
+              (int)min_size(bytes, 99), line);
+    tok_add_merge(t, id, left);
+}
+static void tok_add_byte_tokens(Tokenizer *t) { // in the order of their characters, as GPT-2's
+    for (int u = 0; u < 324; u++) {
+        char byte = (char)t->byte_of_char[u];
+        if (t->byte_of_char[u] >= 0) tok_add(t, t->vocab_size, &byte, 1);
+    }
+}
+// vocab.bpe, merges.txt: lines "left right". Where no vocab.json gave ids, they are GPT-2's: bytes,
+// merges, end of text.
+static void tok_read_merges(Tokenizer *t, const char *text) {
+    int own_ids = t->vocab_size == 0;
+    if (own_ids) tok_add_byte_tokens(t);
+    for (const char *line = text, *end; *line; line = end + 1) {
+        end = strchr(line, '\n');
+        tok_check(end != NULL, "the last line, \"%.99s\", has no end: cut short?", line);
+        if (line == text && !strncmp(line, "#version", 8)) continue;
+        tok_read_merge(t, line, (size_t)(end - line), own_ids);
+    }
+    if (own_ids) tok_add(t, t->vocab_size, TOK_END, strlen(TOK_END));
+}
+static void tok_read_ranks(Tokenizer *t, const char *text) { // gpt2.tiktoken: lines "base64 rank"
+    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    for (size_t line = 1; *text; text++, line++) {
+        char s[TOK_MAX_BYTES], *end;
+        uint32_t bits = 0, num_bits = 0;
+        size_t count = 0;
+        for (const char *d; *text && (d = strchr(digits, *text)) && count < sizeof s; text++) {
+            bits = bits << 6 | (uint32_t)(d - digits);
+            if ((num_bits += 6) >= 8) s[count++] = (char)(bits >> (num_bits -= 8));
+        }
+        text += strspn(text, "=");
+        uint64_t id = strtoull(text, &end, 10);
+        tok_check(*text == ' ' && isdigit((unsigned char)text[1]) && *end == '\n',
+                  "line %zu: wanted a token in base64, a space and its rank", line);
+        tok_add(t, id, s, count);
+        text = end;
+    }
+    tok_check(t->vocab_size != 100256 && t->vocab_size != 199998, "%u tokens: cl100k_base and "
+              "o200k_base cut text by other patterns than GPT-2's, the one here", t->vocab_size);
+    tok_add(t, t->vocab_size, TOK_END, strlen(TOK_END));
+    tok_add_merges(t);
+}
+static void tok_read_llmc(Tokenizer *t, const char *text, size_t bytes) {
+    uint32_t header[4]; // magic, version, vocab_size, end of text; 252 more are zero
+    memcpy(header, text, sizeof header);
+    tok_check(header[1] == 1 || header[1] == 2, "version %u, wanted 1 or 2", header[1]);
+    size_t at = 1024;
+    for (uint32_t id = 0; id < header[2]; id++) { // a byte with the length, the bytes
+        size_t count = at < bytes ? (uint8_t)text[at] : 0;
+        tok_check(at < bytes && count < bytes - at, "%zu bytes, cut short in token %u of %u", bytes,
+                  id, header[2]);
+        tok_add(t, id, text + at + 1, count);
+        at += 1 + count;
+    }
+    tok_check(at == bytes, "%zu bytes, but %u tokens end at %zu", bytes, header[2], at);
+    tok_add_merges(t);
+}
+
+static int json_find(Json *value, Json object, const char *key) { // 0: not there, or null
+    char found[TOK_LINE];
+    *value = object;
+    for (json_enter(value, '{'); json_more(value, '}'); json_skip(value)) {
+        json_key(value, found, sizeof found);
+        if (!strcmp(found, key)) return json_peek(value) != 'n';
+    }
+    return 0;
+}
+// A tokenizer.json, if it asks for no more than is done here, or a vocab.json {"token": id, ...}:
+// then the result is 1, as the merges are missing.
+static int tok_read_json(Tokenizer *t, Json top) {
+    static const char *const rules[][3] = { { "model", "type", "\"BPE\"" },
+        { "pre_tokenizer", "type", "\"ByteLevel\"" }, { "pre_tokenizer", "use_regex", "true" },
+        { "pre_tokenizer", "add_prefix_space", "false" }, { "model", "dropout", "null" },
+        { "model", "continuing_subword_prefix", "\"\"" }, { "model", "end_of_word_suffix", "\"\"" },
+        { "model", "byte_fallback", "false" }, { "model", "ignore_merges", "false" } };
+    char s[TOK_LINE], key[TOK_LINE];
+    Json model = top, value = top, j;
+    json_skip(&value);
+    tok_check(json_peek(&value) == 0, "byte %td: text after the JSON object", value.at - top.text);
+    int is_vocab = !json_find(&model, top, "model") || *model.at != '{';
+    for (size_t i = 0; i < sizeof rules / sizeof *rules && !is_vocab; i++) {
+        const char *const *r = rules[i];
+        tok_check(json_find(&j, top, r[0]), "no %s: not byte-level BPE", r[0]);
+        int size = json_find(&value, j, r[1]) ? (int)min_size(strcspn(value.at, ",}\n"), 99) : 0;
+        tok_check(size == 0 || !strncmp(value.at, r[2], strlen(r[2])), "%s: %s is %.*s, but "
+                  "only %s is supported (byte-level BPE as in GPT-2)", r[0], r[1], size, value.at,
+                  r[2]);
+    }
+    tok_check(is_vocab || !json_find(&j, top, "normalizer"), "a %s: not supported", "normalizer");
+    tok_check(is_vocab || json_find(&value, model, "vocab"), "the model has no %s", "vocab");
+    for (j = is_vocab ? top : value, json_enter(&j, '{'); json_more(&j, '}'); ) {
+        json_key(&j, key, sizeof key);
+        uint64_t id = json_count(&j);
+        tok_add(t, id, s, tok_from_chars(t, s, key, strlen(key)));
+    }
+    if (!is_vocab && json_find(&j, top, "added_tokens"))
+        for (json_enter(&j, '['); json_more(&j, ']'); json_skip(&j)) {
+            uint64_t id = json_find(&value, j, "id") ? json_count(&value) : TOK_NONE;
+            size_t count = json_find(&value, j, "content") ? json_string(&value, s, sizeof s) : 0;
+            if (id >= t->room || t->tokens[id].bytes == 0) tok_add(t, id, s, count);
+        }
+    tok_check_all(t);
+    if (is_vocab) return 1;
+    tok_check(json_find(&j, model, "merges"), "the model has no %s", "merges");
+    for (json_enter(&j, '['); json_more(&j, ']'); ) { // "left right", or ["left", "right"]
+        int is_pair = json_peek(&j) == '[';
+        if (is_pair) { json_enter(&j, '['); json_more(&j, ']'); }
+        size_t count = json_string(&j, s, TOK_LINE / 2);
+        if (is_pair && json_more(&j, ']')) {
+            s[count++] = ' ';
+            count += json_string(&j, s + count, TOK_LINE / 2);
+            if (json_more(&j, ']')) json_bad(&j, "a pair");
+        }
+        tok_read_merge(t, s, count, 0);
+    }
+    return 0;
+}
+// The content tells what kind of file it is; text ends in a zero byte. The result is 1 for a
+// vocab.json: a second call brings its merges.txt.
+static int tok_parse(Tokenizer *t, const char *path, const char *text, size_t bytes) {
+    const char *second = text + strcspn(text, " \n"); // in a first line like "IQ== 0"
+    int is_json = t->tokens == NULL && text[strspn(text, " \t\r\n")] == '{';
+    int is_llmc = bytes >= 16 && !memcmp(text, "\xc8\xd7\x34\x01", 4); // 20240328
+    int is_ranks = *second == ' ' && isdigit((unsigned char)second[1]) &&
+                   second[1 + strspn(second + 1, "0123456789")] == '\n';
+    size_t room = 257;
+    for (size_t i = 0; i < bytes; i++) room += text[i] == (is_json ? ':' : '\n');
+    if (t->tokens == NULL) *t = tok_new(is_llmc ? bytes / 2 + 1 : room);
+    free(t->name);
+    t->name = text_of("%s", path);
+    tok_check(is_llmc || (bytes > 0 && strlen(text) == bytes), "%zu bytes: no vocab.bpe, "
+              "merges.txt, *.tiktoken, tokenizer.json, vocab.json or gpt2_tokenizer.bin", bytes);
+    if (is_json) return tok_read_json(t, json_open(path, text, bytes));
+    if (is_llmc) tok_read_llmc(t, text, bytes);
+    else if (is_ranks) tok_read_ranks(t, text);
+    else tok_read_merges(t, text);
+    return 0;
+}
+// spec: "bytes", "gpt2", a file, or a folder with one.
+static Tokenizer tok_load(const char *spec) {
+    static const char *const files[] = { "tokenizer.json", "vocab.json", "vocab.bpe",
+                                         "gpt2.tiktoken", "merges.txt", "gpt2_tokenizer.bin" };
+    int is_gpt2 = !strcmp(spec, "gpt2"), wants_more = strcmp(spec, "bytes") != 0;
+    const char *env = getenv("GPT_DATA");
+    char *path = NULL, *data = text_of("%s/tokenizer", env ? env : ".");
+    const char *folders[] = { is_gpt2 ? "data" : spec, data, "../shared/data/tokenizer" };
+    for (int f = 0; f < (is_gpt2 ? 3 : 1); f++)
+        for (int i = is_gpt2 ? 2 : 0; i < 6 && path == NULL; i++) {
+            path = text_of("%s/%s", folders[f], files[i]);
+            if (access(path, R_OK) != 0) { free(path); path = NULL; }
+        }
+    check(path != NULL || !is_gpt2, EXIT_INPUT, "gpt2: no vocab.bpe, gpt2.tiktoken or merges.txt "
+          "in data/ or $GPT_DATA/tokenizer/: data/get.sh gets it");
+    struct stat st;
+    check(path != NULL || stat(spec, &st) != 0 || !S_ISDIR(st.st_mode), EXIT_INPUT, "%s: a folder "
+          "without a tokenizer.json, vocab.json, vocab.bpe or merges.txt", spec);
+    if (path == NULL) path = text_of("%s", spec);
+    Tokenizer t;
+    memset(&t, 0, sizeof t);
+    if (!wants_more) t = tok_new(257);
+    for (int b = 0; b < 257 && !wants_more; b++) {
+        char byte = (char)b;
+        tok_add(&t, (uint64_t)b, b < 256 ? &byte : TOK_END, b < 256 ? 1 : strlen(TOK_END));
+    }
+    while (wants_more) {
+        size_t bytes;
+        char *text = in_read_all(path, TOK_MAX_FILE, &bytes), *slash = strrchr(path, '/');
+        wants_more = tok_parse(&t, path, text, bytes);
+        free(text);
+        text = text_of("%.*smerges.txt", slash ? (int)(slash + 1 - path) : 0, path);
+        free(path);
+        path = text;
+    }
+    check(!is_gpt2 || t.vocab_size == 50257, EXIT_INPUT, "%s: %u tokens, wanted GPT-2's 50257",
+          t.name, t.vocab_size);
+    free(path), free(data), free(t.name);
+    t.name = text_of("%s", spec);
+    return t;
+}
+
+// --- 12.4 writing: the files of a Hugging Face folder ---
+static void tok_put(Text *out, const Tokenizer *t, uint32_t id, int json) { // as they show it
+    for (size_t i = 0; i < t->tokens[id].bytes; i++) {
+        uint8_t b = (uint8_t)t->bytes.at[t->tokens[id].at + i];
+        char c[4] = { (char)b };
+        size_t count = t->tokens[id].whole ? utf8_put(t->char_of_byte[b], c) : 1;
+        if (json && (b == '"' || b == '\\')) text_add_bytes(out, "\\", 1);
+        if (json && b < 0x20 && !t->tokens[id].whole) text_add(out, "\\u%04x", b);
+        else text_add_bytes(out, c, count);
+    }
+}
+// file: "vocab.json", "merges.txt", "tokenizer.json" or "tokenizer_config.json".
+static void tok_text(Text *out, const Tokenizer *t, const char *file, size_t max_tokens) {
+    static const char level[] = "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,"
+                                "\"trim_offsets\":true,\"use_regex\":true}";
+    int json = !strcmp(file, "tokenizer.json");
+    if (!strcmp(file, "tokenizer_config.json")) {
+        text_add(out, "{\"tokenizer_class\":\"GPT2Tokenizer\",\"add_prefix_space\":false,");
+        if (t->end_of_text >= 0)
+            text_add(out, "\"bos_token\":\"%s\",\"eos_token\":\"%s\",\"unk_token\":\"%s\",",
+                     TOK_END, TOK_END, TOK_END);
+        text_add(out, "\"model_max_length\":%zu}\n", max_tokens);
+    }
+    if (json) {
+        text_add(out, "{\"version\":\"1.0\",\"truncation\":null,\"padding\":null,"
+                 "\"added_tokens\":[");
+        for (uint32_t id = 0, count = 0; id < t->vocab_size; id++) if (!t->tokens[id].whole) {
+            text_add(out, "%s{\"id\":%u,\"content\":\"", count++ ? "," : "", id);
+            tok_put(out, t, id, 1);
+            text_add(out, "\",\"single_word\":false,\"lstrip\":false,\"rstrip\":false,"
+                     "\"normalized\":false,\"special\":true}");
+        }
+        text_add(out, "],\"normalizer\":null,\"pre_tokenizer\":%s,\"post_processor\":%s,"
+                 "\"decoder\":%s,\"model\":{\"type\":\"BPE\",\"dropout\":null,\"unk_token\":null,"
+                 "\"continuing_subword_prefix\":\"\",\"end_of_word_suffix\":\"\","
+                 "\"fuse_unk\":false,\"byte_fallback\":false,\"vocab\":", level, level, level);
+    }
+    if (json || !strcmp(file, "vocab.json")) {
+        for (uint32_t id = 0; id < t->vocab_size; id++) {
+            text_add(out, "%s\"", id ? ",\n" : "{");
+            tok_put(out, t, id, 1);
+            text_add(out, "\":%u", id);
+        }
+        text_add(out, "}");
+    }
+    if (json || !strcmp(file, "merges.txt")) {
+        const TokPair **order = (const TokPair **)host_alloc((t->num_pairs + 1) * sizeof *order);
+        for (size_t i = 0; i <= t->mask; i++)
+            if (t->pairs[i].rank != TOK_NONE) order[t->pairs[i].rank] = &t->pairs[i];
+        text_add(out, json ? ",\"merges\":[" : "#version: 0.2\n");
+        for (size_t i = 0; i < t->num_pairs; i++) {
+            text_add(out, "%s", !json ? "" : i ? ",\n\"" : "\"");
+            tok_put(out, t, order[i]->left, json);
+            text_add(out, " ");
+            tok_put(out, t, order[i]->right, json);
+            text_add(out, "%s", json ? "\"" : "\n");
+        }
+        text_add(out, "%s", json ? "]}}\n" : "");
+        free(order);
+    }
+}
+
+// --- 12.5 sampling ---
+
+// Bytes of a sample; a terminal gets control bytes as \xNN, so that a model cannot drive it.
+static void print_bytes(FILE *file, const char *bytes, size_t count) {
+    int is_terminal = isatty(fileno(file));
+    for (size_t i = 0; i < count; i++) {
+        unsigned char c = (unsigned char)bytes[i];
+        int is_control = (c < 0x20 && c != '\n' && c != '\t') || c == 0x7f;
+        if (is_terminal && is_control) fprintf(file, "\\x%02x", c);
+        else fputc(c, file);
+    }
+    fflush(file); // a character of several tokens is completed by the terminal
+}
+
+// Tokens at positions first .. first+n-1 of one sequence whose earlier keys and values are in the
+// cache: runs the layers on these n rows alone. Returns the last row's logits (V values).
+static real *gpt_extend(Model *model, const int32_t *tokens, size_t n, size_t first, real *logits) {
+    Config c = model->config;
+    for (size_t done = 0, rows; done < n; done += rows) {
+        rows = min_size(n - done, head_rows(model->B * model->T));
+        Acts a = acts_at(model, 0); // no backward will follow: all layers share the first one's
+        Params p = params_at(model, 0);
+        to_dev(model->tokens, tokens + done, rows * sizeof(int32_t));
+        embedding_forward(a.x, model->tokens, p.wte, p.wpe, 1, rows, c.C, first + done);
+        for (size_t l = 0; l < c.L; l++) {
+            p = params_at(model, l);
+            floatX *keys = model->cache + 2 * l * model->cache_T * c.C;
+            layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, a.x, p.ln1w, p.ln1b, rows, c.C);
+            matmul_forward(a.qkv, NULL, a.ln1, p.qkvw, p.qkvb, NULL, rows, c.C, 3 * c.C);
+            attention_cached(a.att, keys, keys + model->cache_T * c.C, a.qkv, rows, first + done,
+                             c.C, c.NH);
+            matmul_forward(a.mid, NULL, a.att, p.attprojw, p.attprojb, a.x, rows, c.C, c.C);
+            layernorm_forward(a.ln2, a.ln2_mean, a.ln2_rstd, a.mid, p.ln2w, p.ln2b, rows, c.C);
+            matmul_forward(a.gelu, a.fc, a.ln2, p.fcw, p.fcb, NULL, rows, c.C, 4 * c.C);
+            matmul_forward(a.x, NULL, a.gelu, p.fcprojw, p.fcprojb, a.mid, rows, 4 * c.C, c.C);
+        }
+        layernorm_forward(a.lnf, a.lnf_mean, a.lnf_rstd, a.x + (rows - 1) * c.C, p.lnfw, p.lnfb, 1,
+                          c.C);
+        matmul_forward(a.logits, NULL, a.lnf, p.wte, NULL, NULL, 1, c.C, c.Vp);
+        values_to_host(logits, a.logits, c.V);
+    }
+    return logits;
+}
+
+typedef struct { real logit; int32_t id; } Candidate;
+static int candidate_order(const void *a, const void *b) { // likeliest first; ids break ties
+    const Candidate *x = (const Candidate *)a, *y = (const Candidate *)b;
+    if (x->logit != y->logit) return x->logit > y->logit ? -1 : 1;
+    return x->id < y->id ? -1 : 1;
+}
+// Draw from softmax(logits / temperature), cut to the top_k likeliest and to the likeliest that
+// together reach top_p (Holtzman et al. 2020). uniform in [0, 1); candidates: room for V.
+static int32_t sample_token(const real *logits, Candidate *candidates, size_t V, const Flags *f,
+                            double uniform) {
+    size_t count = V;
+    for (size_t i = 0; i < V; i++) {
+        candidates[i].logit = logits[i];
+        candidates[i].id = (int32_t)i;
+    }
+    if (f->temperature == 0) {
+        for (size_t i = 1; i < V; i++)
+            if (candidate_order(&candidates[i], &candidates[0]) < 0) candidates[0] = candidates[i];
+        return candidates[0].id;
+    }
+    if (f->top_k > 0 || f->top_p < 1) qsort(candidates, V, sizeof *candidates, candidate_order);
+    if (f->top_k > 0) count = min_size(V, (size_t)f->top_k);
+    double max = -INFINITY, sum = 0, reached = 0;
+    for (size_t i = 0; i < count; i++) max = fmax(max, candidates[i].logit);
+    for (size_t i = 0; i < count; i++) sum += exp((candidates[i].logit - max) / f->temperature);
+    for (size_t i = 0; i < count && f->top_p < 1; i++) {
+        reached += exp((candidates[i].logit - max) / f->temperature);
+        if (reached >= f->top_p * sum) { count = i + 1; sum = reached; }
+    }
+    double left = uniform * sum;
+    for (size_t i = 0; i + 1 < count; i++) {
+        left -= exp((candidates[i].logit - max) / f->temperature);
+        if (left < 0) return candidates[i].id;
+    }
+    return candidates[count - 1].id;
+}
+
+// Print prompt and up to `wanted` more tokens. When the cache is full its older half is forgotten.
+// draw: number of this sample; with the seed it decides every draw.
+static void gpt_sample(Model *model, const Tokenizer *tokenizer, const Flags *f, const char *prompt,
+                       size_t wanted, uint64_t draw, FILE *file) {
+    size_t bytes = strlen(prompt), count = 0, V = model->config.V;
+    uint32_t *encoded = (uint32_t *)host_alloc((bytes + 1) * sizeof(uint32_t));
+    if (bytes > 0) count = tok_encode(tokenizer, prompt, bytes, encoded);
+    else encoded[count++] = tokenizer->end_of_text >= 0 ? (uint32_t)tokenizer->end_of_text : 0;
+    int32_t *tokens = (int32_t *)host_alloc((count + wanted) * sizeof(int32_t));
+    real *logits = (real *)host_alloc(V * sizeof(real));
+    Candidate *candidates = (Candidate *)host_alloc(V * sizeof(Candidate));
+    for (size_t i = 0; i < count; i++) {
+        check(encoded[i] < V, EXIT_USAGE, "the prompt has token %u, the model's vocab_size is %zu",
+              encoded[i], V);
+        tokens[i] = (int32_t)encoded[i];
+    }
+    print_bytes(file, prompt, bytes);
+    size_t begin = 0, cached = 0; // the cache holds tokens begin .. begin + cached - 1
+    for (size_t end = count; count < end + wanted; count++) {
+        if (count - begin > model->cache_T) {
+            begin = count - (model->cache_T + 1) / 2;
+            cached = 0;
+        }
+        gpt_extend(model, tokens + begin + cached, count - begin - cached, cached, logits);
+        cached = count - begin;
+        tokens[count] = sample_token(logits, candidates, V, f,
+                                     hash_uniform((uint64_t)f->seed + hash64(draw), count));
+        if (tokens[count] == tokenizer->end_of_text) break;
+        size_t length;
+        const char *text = tok_bytes(tokenizer, (uint32_t)tokens[count], &length);
+        print_bytes(file, text, length);
+    }
+    print_bytes(file, "\n", 1);
+    free(encoded);
+    free(tokens);
+    free(logits);
+    free(candidates);
+}
+
+// === 13. Checkpoints =================================================================== [shared]
+// A checkpoint is the folder OUT/step_00002000: config.json, model.safetensors and the tokenizer,
+// as Hugging Face's GPT2LMHeadModel reads them, and train_state.safetensors, from which a run goes
+// on as if it had never stopped. It is written to step_00002000.tmp, brought to the disk, and
+// renamed: there is never a half checkpoint under a good name. Every tensor carries its CRC-32C,
+// and loading checks all of them before it changes anything.
+
+// --- 13.1 safetensors: u64 length of the header, JSON header, data ---
+typedef struct {
+    char name[128], dtype[16];
+    uint64_t dims[4], begin, end;    // bytes begin .. end of the data
+    size_t num_dims;
+} StTensor;
+typedef struct { char key[128], *value; } StMeta;
+typedef struct {
+    InFile file;
+    uint64_t data_start;
+    StTensor *tensors;
+    StMeta *metas;
+    size_t num_tensors, num_metas;
+    int has_crc;            // our own files: the header and every tensor carry a CRC
+    uint32_t header_crc;
+} St;
+enum { CKPT_VERSION = 1, ST_MAX_HEADER = 100000000, ST_MAX_ENTRIES = 100000 };
+
+// The CRC of a header covers the header with zeros in the place of this CRC. Returns that place.
+static char *st_header_crc(char *header, uint32_t *crc) {
+    static const char key[] = "\"header_crc32c\":\"";
+    char *at = strstr(header, key), was[8];
+    if (at == NULL || strlen(at) < sizeof key + 8) return NULL;
+    at += sizeof key - 1;
+    memcpy(was, at, 8);
+    memset(at, '0', 8);
+    *crc = crc32c(0, header, strlen(header));
+    memcpy(at, was, 8);
+    return at;
+}
+static size_t dtype_bytes(const char *dtype) {
+    return !strcmp(dtype, "F64") || !strcmp(dtype, "I64") ? 8 :
+           !strcmp(dtype, "F32") || !strcmp(dtype, "I32") ? 4 :
+           !strcmp(dtype, "BF16") || !strcmp(dtype, "F16") ? 2 : 1;
+}
+static void st_read_tensor(St *st, Json *j, StTensor *t) {
+    char key[32];
+    uint64_t bytes = 1;
+    int seen = 0;
+    json_enter(j, '{');
+    while (json_more(j, '}')) {
+        json_key(j, key, sizeof key);
+        if (!strcmp(key, "dtype")) { json_string(j, t->dtype, sizeof t->dtype); seen |= 1; }
+        else if (!strcmp(key, "shape")) {
+            json_enter(j, '[');
+            while (json_more(j, ']')) {
+                check(t->num_dims < 4, EXIT_INPUT, "%s: %s has over 4 dimensions", j->path,
+                    t->name);
+                t->dims[t->num_dims++] = json_count(j);
+            }
+            seen |= 2;
+        } else if (!strcmp(key, "data_offsets")) {
+            json_enter(j, '[');
+            for (int i = 0; json_more(j, ']'); i++) *(i == 0 ? &t->begin : &t->end) = json_count(j);
+            seen |= 4;
+        } else json_skip(j);
+    }
+    check(seen == 7, EXIT_INPUT, "%s: %s lacks dtype, shape or data_offsets", j->path, t->name);
+    int wraps = 0;
+    for (size_t i = 0; i < t->num_dims; i++)
+        wraps |= __builtin_mul_overflow(bytes, t->dims[i], &bytes);
+    wraps |= __builtin_mul_overflow(bytes, dtype_bytes(t->dtype), &bytes);
+    uint64_t data_bytes = st->file.bytes - st->data_start;
+    check(!wraps && t->begin <= t->end && t->end - t->begin == bytes && t->end <= data_bytes,
+          EXIT_INPUT, "%s: %s: bytes %" PRIu64 " to %" PRIu64 " of the data, but its shape needs %"
+          PRIu64 " and the file holds %" PRIu64 ": damaged or cut short", j->path, t->name,
+          t->begin, t->end, bytes, data_bytes);
+}
+static void st_close(St *st) {
+    if (st->file.path != NULL) in_close(&st->file);
+    for (size_t i = 0; i < st->num_metas; i++) free(st->metas[i].value);
+    free(st->metas);
+    free(st->tensors);
+    memset(st, 0, sizeof *st);
+}
+static const char *st_meta(const St *st, const char *key) {
+    for (size_t i = 0; i < st->num_metas; i++)
+        if (!strcmp(st->metas[i].key, key)) return st->metas[i].value;
+    return NULL;
+}
+static void st_open(St *st, const char *path) {
+    memset(st, 0, sizeof *st);
+    st->file = in_open(path);
+    uint64_t header_bytes = 0, used = 0;
+    in_read(&st->file, 0, &header_bytes, 8);
+    check(header_bytes >= 2 && header_bytes <= ST_MAX_HEADER && header_bytes <= st->file.bytes - 8,
+          EXIT_INPUT, "%s: a safetensors header of %" PRIu64 " bytes does not fit a file of %"
+          PRIu64 " (limit %d): cut short, or not safetensors", path, header_bytes, st->file.bytes,
+          ST_MAX_HEADER);
+    char *text = (char *)host_alloc(header_bytes + 1);
+    in_read(&st->file, 8, text, header_bytes);
+    st->data_start = 8 + header_bytes;
+    char recorded[9] = "", *place = st_header_crc(text, &st->header_crc);
+    st->has_crc = place != NULL;
+    if (st->has_crc) memcpy(recorded, place, 8);
+    Json j = json_open(path, text, header_bytes);
+    json_enter(&j, '{');
+    char name[128];
+    while (json_more(&j, '}')) {
+        json_key(&j, name, sizeof name);
+        if (!strcmp(name, "__metadata__")) {
+            json_enter(&j, '{');
+            while (json_more(&j, '}')) {
+                check(st->num_metas < ST_MAX_ENTRIES, EXIT_INPUT, "%s: over %d entries", path,
+                      ST_MAX_ENTRIES);
+                st->metas = (StMeta *)host_grow(st->metas, (st->num_metas + 1) * sizeof(StMeta));
+                StMeta *m = &st->metas[st->num_metas++];
+                m->value = NULL;
+                json_key(&j, m->key, sizeof m->key);
+                Json ahead = j; // the value is not longer than its text
+                json_skip(&ahead);
+                size_t room = (size_t)(ahead.at - j.at) + 8;
+                m->value = (char *)host_alloc(room);
+                json_string(&j, m->value, room);
+            }
+            continue;
+        }
+        check(st->num_tensors < ST_MAX_ENTRIES, EXIT_INPUT, "%s: over %d tensors", path,
+              ST_MAX_ENTRIES);
+        st->tensors = (StTensor *)host_grow(st->tensors, (st->num_tensors + 1) * sizeof(StTensor));
+        StTensor *t = &st->tensors[st->num_tensors++];
+        memset(t, 0, sizeof *t);
+        snprintf(t->name, sizeof t->name, "%s", name);
+        st_read_tensor(st, &j, t);
+        used += t->end - t->begin;
+    }
+    free(text);
+    const char *version = st_meta(st, "version"); // first: another version may have another CRC
+    check(version == NULL || atoi(version) == CKPT_VERSION, EXIT_INPUT, "%s: version %s, this "
+          "program reads %d: resume with the program that wrote it", path, version, CKPT_VERSION);
+    check(!st->has_crc || strtoul(recorded, NULL, 16) == st->header_crc, EXIT_INPUT,
+          "%s: the header's CRC-32C is wrong: damaged", path);
+    check(used == st->file.bytes - st->data_start, EXIT_INPUT,
+          "%s: tensors take %" PRIu64 " bytes, the file has %" PRIu64 " after the header", path,
+          used, st->file.bytes - st->data_start);
+}
+static const StTensor *st_find(const St *st, const char *name) { // with or without `transformer.`
+    static const char prefix[] = "transformer.";
+    size_t skip = sizeof prefix - 1;
+    for (size_t i = 0; i < st->num_tensors; i++) {
+        const char *have = st->tensors[i].name;
+        if (!strcmp(have, name)) return &st->tensors[i];
+        if (!strncmp(have, prefix, skip) && !strcmp(have + skip, name)) return &st->tensors[i];
+    }
+    return NULL;
+}
+// The bytes of a tensor, its CRC checked where the file records one. The caller frees them.
+static void *st_bytes(const St *st, const StTensor *t) {
+    size_t bytes = (size_t)(t->end - t->begin);
+    void *data = host_alloc(bytes);
+    in_read(&st->file, st->data_start + t->begin, data, bytes);
+    char *key = text_of("crc32c.%s", t->name);
+    const char *recorded = st_meta(st, key);
+    free(key);
+    uint32_t crc = st->has_crc ? crc32c(0, data, bytes) : 0;
+    int is_good = !st->has_crc || (recorded && strtoul(recorded, NULL, 16) == crc);
+    if (!is_good) free(data);
+    check(is_good, EXIT_INPUT, "%s: %s: CRC-32C is %08x, recorded %s: damaged", st->file.path,
+          t->name, crc, recorded ? recorded : "nowhere");
+    return data;
+}
+static double half_to_double(uint16_t h) { // IEEE binary16
+    int exponent = h >> 10 & 31, fraction = h & 1023;
+    double value = exponent == 31 ? (fraction ? NAN : INFINITY) :
+                   exponent ? ldexp(1024 + fraction, exponent - 25) : ldexp(fraction, -24);
+    return h >> 15 ? -value : value;
+}
+static real st_value(const StTensor *t, const void *data, size_t i) {
+    float single;
+    double value;
+    uint32_t bits;
+    uint16_t half;
+    if (t->dtype[0] == 'F' && t->dtype[1] == '3') {
+        memcpy(&single, (const char *)data + 4 * i, 4);
+        return single;
+    }
+    if (t->dtype[0] == 'F' && t->dtype[1] == '6') {
+        memcpy(&value, (const char *)data + 8 * i, 8);
+        return (real)value;
+    }
+    memcpy(&half, (const char *)data + 2 * i, 2);
+    if (t->dtype[0] == 'F') return (real)half_to_double(half);
+    bits = (uint32_t)half << 16; // BF16
+    memcpy(&single, &bits, 4);
+    return single;
+}
+// Tensor `name` as parameter p lies in memory: (rows,cols), padding rows zero. The caller frees it.
+static real *st_param(const St *st, const ParamInfo *p, const char *name) {
+    const StTensor *t = st_find(st, name);
+    check(t != NULL, EXIT_INPUT, "%s: no tensor %s", st->file.path, name);
+    uint64_t d0 = p->is_transposed ? p->cols : p->file_rows;
+    uint64_t d1 = p->is_transposed ? p->file_rows : p->cols;
+    size_t num_dims = p->is_matrix ? 2 : 1;
+    check(t->num_dims == num_dims && t->dims[0] == d0 && (num_dims == 1 || t->dims[1] == d1),
+          EXIT_INPUT, "%s: %s has shape (%" PRIu64 ",%" PRIu64 "), the model needs (%" PRIu64 ",%"
+          PRIu64 ")", st->file.path, name, t->dims[0], t->num_dims > 1 ? t->dims[1] : 1, d0, d1);
+    check(!strcmp(t->dtype, "F32") || !strcmp(t->dtype, "F64") || !strcmp(t->dtype, "F16") ||
+          !strcmp(t->dtype, "BF16"), EXIT_INPUT, "%s: %s has type %s, want F32, F64, F16 or BF16",
+          st->file.path, name, t->dtype);
+    void *data = st_bytes(st, t);
+    real *out = (real *)host_alloc(p->rows * p->cols * sizeof(real));
+    for (size_t i = 0; i < p->file_rows; i++) for (size_t j = 0; j < p->cols; j++)
+        out[i * p->cols + j] = st_value(t, data, p->is_transposed ? j * p->file_rows + i
+                                                                  : i * p->cols + j);
+    free(data);
+    return out;
+}
+
+// --- 13.2 a run's state: what train_state.safetensors holds besides m and v ---
+#define STATE(X) \
+    X(step)           /* steps done */ \
+    X(tokens)         /* tokens seen */ \
+    X(samples)        /* windows taken from the training data by all processes */ \
+    X(updates)        /* AdamW updates: steps that were not skipped */ \
+    X(skipped)        /* steps that were not applied: NaN, Inf, or a spike */ \
+    X(skipped_in_row) \
+    X(spiked)         /* of the skipped ones: spikes */ \
+    X(rollbacks) \
+    X(window_count)   /* steps that have entered the window */ \
+    X(scale_log2)     /* fp16: of the loss scale */ \
+    X(scale_steps)    /* applied since it changed */ \
+    X(train_crc)      /* of the data, to notice that it changed */ \
+    X(train_tokens)
+#define STATE_FIELD(name) uint64_t name;
+enum { WINDOW = 128 };
+typedef struct {
+    STATE(STATE_FIELD)
+    double window[2 * WINDOW]; // the last applied steps: their losses, then their gradient norms
+} State;
+
+typedef struct { char group; size_t bucket; int param; char name[128]; uint32_t crc; } SaveItem;
+
+static void param_name(char *out, size_t room, char group, const ParamInfo *p, size_t bucket) {
+    size_t count = (size_t)snprintf(out, room, "%s", group == 'w' ? "transformer." :
+                                    group == 'm' ? "m." : "v.");
+    const char *layer = strstr(p->file_name, "%zu"); // h.%zu.ln_1.weight
+    if (layer == NULL) snprintf(out + count, room - count, "%s", p->file_name);
+    else snprintf(out + count, room - count, "%.*s%zu%s", (int)(layer - p->file_name), p->file_name,
+                  bucket - 1, layer + 3);
+}
+static Text st_header(const SaveItem *items, size_t count, const Layout *y, const char *meta) {
+    Text t = { NULL, 0, 0 };
+    uint64_t offset = 0;
+    text_add(&t, "{\"__metadata__\":{\"format\":\"pt\",\"version\":\"%d\","
+             "\"header_crc32c\":\"00000000\"%s", CKPT_VERSION, meta);
+    for (size_t k = 0; k < count; k++) text_add(&t, ",\"crc32c.%s\":\"%08x\"", items[k].name,
+                                                items[k].crc);
+    text_add(&t, "}");
+    for (size_t k = 0; k < count; k++) {
+        const ParamInfo *p = &y->params[items[k].param];
+        size_t d0 = p->is_transposed ? p->cols : p->file_rows;
+        size_t d1 = p->is_transposed ? p->file_rows : p->cols;
+        uint64_t end = offset + p->file_rows * p->cols * sizeof(real);
+        text_add(&t, ",\"%s\":{\"dtype\":\"F%d\",\"shape\":[%zu", items[k].name,
+                 (int)sizeof(real) * 8, d0);
+        if (p->is_matrix) text_add(&t, ",%zu", d1);
+        text_add(&t, "],\"data_offsets\":[%" PRIu64 ",%" PRIu64 "]}", offset, end);
+        offset = end;
+    }
+    text_add(&t, "}");
+    while ((8 + t.count) % 8 != 0) text_add(&t, " ");
+    return t;
+}
+// Write the tensors of the groups ("w", "mv"); meta: more members of the metadata, from a comma on.
+// Returns 0, or the errno of the first failure; *header_crc identifies what was written.
+static int st_save(const char *path, const Model *model, const char *groups, const char *meta,
+                   uint32_t *header_crc) {
+    const Layout *y = &model->layout;
+    size_t count = 0, largest = 0;
+    SaveItem *items = (SaveItem *)host_alloc(strlen(groups) * y->num_buckets * NUM_PARAMS *
+                                             sizeof(SaveItem));
+    for (const char *g = groups; *g; g++)
+        for (size_t bucket = 0; bucket < y->num_buckets; bucket++)
+            for (int i = 0; i < NUM_PARAMS; i++) {
+                if (y->params[i].scope != bucket_scope(y, bucket)) continue;
+                SaveItem *item = &items[count++];
+                item->group = *g;
+                item->bucket = bucket;
+                item->param = i;
+                param_name(item->name, sizeof item->name, *g, &y->params[i], bucket);
+                largest = max_size(largest, y->params[i].rows * y->params[i].cols);
+            }
+    real *values = (real *)host_alloc(largest_bucket(y) * sizeof(real));
+    real *turned = (real *)host_alloc(largest * sizeof(real));
+    Text header = st_header(items, count, y, meta);
+    uint64_t header_bytes = header.count;
+    OutFile f = out_open(path);
+    out_write(&f, &header_bytes, 8);
+    out_write(&f, header.at, header.count);
+    for (size_t k = 0; k < count; k++) { // to the end, for the other ranks' sake
+        const ParamInfo *p = &y->params[items[k].param];
+        int is_next = k == 0 || items[k].bucket != items[k - 1].bucket;
+        if (is_next || items[k].group != items[k - 1].group)
+            bucket_to_host(values, model, items[k].group, items[k].bucket);
+        const real *from = values + p->offset;
+        for (size_t i = 0; items[k].group == 'w' && i < p->rows * p->cols; i++)
+            if (!isfinite(from[i])) f.error = EDOM; // never saved
+        if (f.error) continue;
+        if (p->is_transposed) {
+            for (size_t i = 0; i < p->rows; i++) for (size_t j = 0; j < p->cols; j++)
+                turned[j * p->rows + i] = from[i * p->cols + j];
+            from = turned;
+        }
+        size_t bytes = p->file_rows * p->cols * sizeof(real);
+        items[k].crc = crc32c(0, from, bytes);
+        out_write(&f, from, bytes);
+    }
+    free(header.at); // once more, with the CRCs that are known now: the length is the same
+    header = st_header(items, count, y, meta);
+    assert(header.count == header_bytes);
+    char crc_text[9], *place = st_header_crc(header.at, header_crc);
+    snprintf(crc_text, sizeof crc_text, "%08x", *header_crc);
+    memcpy(place, crc_text, 8);
+    if (!f.error && pwrite(f.fd, header.at, header.count, 8) != (ssize_t)header.count)
+        f.error = errno ? errno : EIO;
+    free(header.at);
+    free(items);
+    free(values);
+    free(turned);
+    return out_close(&f);
+}
+
+// --- 13.3 the folder ---
+static int write_text(const char *folder, const char *name, const Text *text) {
+    char *path = text_of("%s/%s", folder, name);
+    OutFile f = out_open(path);
+    out_write(&f, text->at, text->count);
+    free(path);
+    return out_close(&f);
+}
+static void remove_folder(const char *path) { // of files only; what cannot be removed is reported
+    DIR *dir = opendir(path);
+    for (struct dirent *e; dir != NULL && (e = readdir(dir)) != NULL; ) {
+        char *file = text_of("%s/%s", path, e->d_name);
+        if (strcmp(e->d_name, ".") && strcmp(e->d_name, "..")) unlink(file);
+        free(file);
+    }
+    if (dir != NULL) closedir(dir);
+    if (rmdir(path) != 0 && errno != ENOENT) warn("cannot remove %s: %s", path, strerror(errno));
+}
+static Text config_json(const Config *c, const Tokenizer *tokenizer) {
+    Text t = { NULL, 0, 0 };
+    text_add(&t, "{\n  \"architectures\": [\"GPT2LMHeadModel\"],\n  \"model_type\": \"gpt2\",\n"
+             "  \"activation_function\": \"gelu_new\",\n  \"layer_norm_epsilon\": 1e-05,\n"
+             "  \"n_layer\": %zu,\n  \"n_head\": %zu,\n  \"n_embd\": %zu,\n  \"n_positions\": "
+             "%zu,\n  \"n_ctx\": %zu,\n  \"vocab_size\": %zu,\n", c->L, c->NH, c->C, c->maxT,
+             c->maxT, c->V);
+    if (tokenizer->end_of_text >= 0)
+        text_add(&t, "  \"bos_token_id\": %d,\n  \"eos_token_id\": %d,\n", tokenizer->end_of_text,
+                 tokenizer->end_of_text);
+    text_add(&t, "  \"resid_pdrop\": 0.0,\n  \"embd_pdrop\": 0.0,\n  \"attn_pdrop\": 0.0,\n"
+             "  \"tie_word_embeddings\": true,\n  \"torch_dtype\": \"float32\"\n}\n");
+    return t;
+}
+static char *ckpt_path(const char *out, uint64_t step, const char *suffix) {
+    return text_of("%s/step_%08" PRIu64 "%s", out, step, suffix);
+}
+// Steps of the checkpoints in OUT, newest first. The caller frees them.
+static uint64_t *ckpt_list(const char *out, size_t *count) {
+    uint64_t *steps = NULL;
+    DIR *dir = opendir(out);
+    *count = 0;
+    for (struct dirent *e; dir != NULL && (e = readdir(dir)) != NULL; ) {
+        uint64_t step;
+        int length = 0;
+        int fields = sscanf(e->d_name, "step_%" SCNu64 "%n", &step, &length);
+        if (fields != 1 || e->d_name[length]) continue;
+        steps = (uint64_t *)host_grow(steps, (*count + 1) * sizeof *steps);
+        size_t at = (*count)++;
+        for (; at > 0 && steps[at - 1] < step; at--) steps[at] = steps[at - 1];
+        steps[at] = step;
+    }
+    if (dir != NULL) closedir(dir);
+    return steps;
+}
+enum { NUM_TEXTS = 5 };
+static const char *const ckpt_texts[NUM_TEXTS] = {
+    "config.json", "vocab.json", "merges.txt", "tokenizer.json", "tokenizer_config.json" };
+// Returns 0 when the checkpoint is whole, on the disk and under its name; otherwise an errno, and
+// the folder is as it was.
+static int ckpt_save(const Model *model, const State *state, const Flags *f,
+                     const Tokenizer *tokenizer) {
+    char *folder = ckpt_path(f->out, state->step, ".tmp");
+    char *name = ckpt_path(f->out, state->step, "");
+    char *model_file = text_of("%s/model.safetensors", folder);
+    char *state_file = text_of("%s/train_state.safetensors", folder);
+    Text meta = { NULL, 0, 0 }, values = { NULL, 0, 0 };
+    uint32_t model_crc = 0, text_crc = 0, state_crc;
+    remove_folder(folder);
+    int error = mkdir(folder, 0777) != 0 ? errno : 0;
+    for (size_t i = 0; i < NUM_TEXTS; i++) {
+        Text text = i > 0 ? (Text){ NULL, 0, 0 } : config_json(&model->config, tokenizer);
+        if (i > 0) tok_text(&text, tokenizer, ckpt_texts[i], model->config.maxT);
+        text_crc = crc32c(text_crc, text.at, text.count);
+        if (!error) error = write_text(folder, ckpt_texts[i], &text);
+        free(text.at);
+    }
+    int late = st_save(model_file, model, "w", "", &model_crc);
+    if (!error) error = late;
+    flags_add_json(&values, f);
+    text_add(&meta, ",\"model_crc\":\"%u\",\"text_crc\":\"%u\",\"flags\":", model_crc, text_crc);
+    text_add_quoted(&meta, values.at);
+#define STATE_SAVE(name) text_add(&meta, ",\"" #name "\":\"%" PRIu64 "\"", state->name);
+    STATE(STATE_SAVE)
+    text_add(&meta, ",\"window\":\"");
+    for (int i = 0; i < 2 * WINDOW; i++) text_add(&meta, "%a ", state->window[i]); // exact
+    text_add(&meta, "\"");
+    late = st_save(state_file, model, "mv", meta.at, &state_crc);
+    if (!error) error = late;
+    if (!error) error = sync_folder(folder);
+    struct stat st;
+    // the same step again, after a rollback
+    if (!error && stat(name, &st) == 0) remove_folder(name);
+    if (!error && rename(folder, name) != 0) error = errno;
+    if (!error) error = sync_folder(f->out);
+    if (error) remove_folder(folder);
+    size_t count;
+    uint64_t *steps = ckpt_list(f->out, &count);
+    for (size_t k = (size_t)f->keep; !error && k < count; k++) {
+        if (f->keep_every > 0 && steps[k] % (uint64_t)f->keep_every == 0) continue;
+        char *old = ckpt_path(f->out, steps[k], "");
+        remove_folder(old);
+        free(old);
+    }
+    free(steps);
+    free(folder); free(name); free(model_file); free(state_file); free(meta.at); free(values.at);
+    return error;
+}
+static int ckpt_give(const Model *model) { // meanwhile, on the other ranks: the same buckets
+    real *values = (real *)host_alloc(largest_bucket(&model->layout) * sizeof(real));
+    for (const char *group = "wmv"; *group; group++)
+        for (size_t bucket = 0; bucket < model->layout.num_buckets; bucket++)
+            bucket_to_host(values, model, *group, bucket);
+    free(values);
+    return 0;
+}
+
+// --- 13.4 loading ---
+static void gpt_load(Model *model, const St *st, const char *groups) {
+    const Layout *y = &model->layout;
+    size_t room = largest_bucket(y);
+    real *values = (real *)host_alloc(room * sizeof(real));
+    for (const char *g = groups; *g; g++)
+      for (size_t bucket = 0; bucket < y->num_buckets; bucket++) {
+        memset(values, 0, room * sizeof(real));
+        for (int i = 0; i < NUM_PARAMS; i++) {
+            const ParamInfo *p = &y->params[i];
+            if (p->scope != bucket_scope(y, bucket)) continue;
+            char name[128];
+            param_name(name, sizeof name, *g, p, bucket);
+            real *param = st_param(st, p, *g == 'w' ? name + strlen("transformer.") : name);
+            memcpy(values + p->offset, param, p->rows * p->cols * sizeof(real));
+            free(param);
+        }
+        bucket_to_dev(model, *g, bucket, values);
+    }
+    free(values);
+}
+// A configuration from a config.json; anything but GPT-2 as we compute it is refused by name.
+static Config config_read(const char *path) {
+    size_t bytes;
+    char *text = in_read_all(path, 1 << 20, &bytes), key[128], value[128];
+    Config c;
+    memset(&c, 0, sizeof c);
+    Json j = json_open(path, text, bytes);
+    json_enter(&j, '{');
+    while (json_more(&j, '}')) {
+        json_key(&j, key, sizeof key);
+        size_t *number = !strcmp(key, "n_layer") ? &c.L : !strcmp(key, "n_head") ? &c.NH :
+                         !strcmp(key, "n_embd") ? &c.C : !strcmp(key, "n_positions") ? &c.maxT :
+                         !strcmp(key, "vocab_size") ? &c.V : NULL;
+        int is_type = !strcmp(key, "model_type"), is_gelu = !strcmp(key, "activation_function");
+        if (number != NULL) *number = (size_t)json_count(&j);
+        else if (is_type || is_gelu) {
+            json_string(&j, value, sizeof value);
+            check(!strcmp(value, is_type ? "gpt2" : "gelu_new"), EXIT_INPUT, "%s: %s is %s, only "
+                  "%s can be loaded", path, key, value, is_type ? "gpt2" : "gelu_new");
+        } else if (!strcmp(key, "layer_norm_epsilon")) {
+            double eps = json_number(&j);
+            check(fabs(eps - 1e-5) < 1e-9, EXIT_INPUT, "%s: %s is %g, only 1e-5 can be loaded",
+                  path, key, eps);
+        } else json_skip(&j);
+    }
+    free(text);
+    config_check(&c, EXIT_INPUT, path);
+    return c;
+}
+// The safetensors file of a folder, or the file itself; its configuration is beside it.
+static char *init_file(const char *path, Config *c) {
+    struct stat st;
+    int is_folder = stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+    char *file = is_folder ? text_of("%s/model.safetensors", path) : text_of("%s", path);
+    const char *slash = strrchr(file, '/');
+    char *config = text_of("%.*sconfig.json", slash ? (int)(slash - file + 1) : 0, file);
+    *c = config_read(config);
+    free(config);
+    return file;
+}
+
+typedef struct { char *folder; uint64_t step; St model, state; Config config; } Ckpt;
+
+static uint64_t ckpt_number(const Ckpt *c, const char *key) {
+    const char *text = st_meta(&c->state, key);
+    char *end = NULL;
+    uint64_t value = text ? strtoull(text, &end, 10) : 0;
+    check(text != NULL && end != text && *end == 0, EXIT_INPUT, "%s: metadata %s is %s, want a "
+          "number", c->state.file.path, key, text ? text : "missing");
+    return value;
+}
+static void ckpt_state(const Ckpt *c, State *state) {
+#define STATE_LOAD(name) state->name = ckpt_number(c, #name);
+    STATE(STATE_LOAD)
+    const char *text = st_meta(&c->state, "window");
+    char *end = (char *)text;
+    for (int i = 0; i < 2 * WINDOW && end != NULL; i++) {
+        state->window[i] = strtod(text, &end);
+        end = end > text && *end == ' ' && isfinite(state->window[i]) ? end + 1 : NULL;
+        text = end;
+    }
+    check(end != NULL && !*text, EXIT_INPUT, "%s: metadata window: want %d numbers",
+          c->state.file.path, 2 * WINDOW);
+}
+// Verify everything in the checkpoint; a fault ends in check().
+static void ckpt_verify(Ckpt *c, uint64_t step) {
+    char *state_file = text_of("%s/train_state.safetensors", c->folder);
+    char *model_file = init_file(c->folder, &c->config);
+    st_open(&c->model, model_file);
+    st_open(&c->state, state_file);
+    check(ckpt_number(c, "step") == step, EXIT_INPUT, "%s: step %" PRIu64 ", its folder says %"
+          PRIu64, state_file, ckpt_number(c, "step"), step);
+    check(st_meta(&c->state, "flags") != NULL, EXIT_INPUT, "%s: no flags", state_file);
+    State state;
+    ckpt_state(c, &state);
+    check(c->model.has_crc && c->state.has_crc, EXIT_INPUT, "%s: no CRC in a header", c->folder);
+    check(ckpt_number(c, "model_crc") == c->model.header_crc, EXIT_INPUT, "%s: belongs to another "
+          "checkpoint than %s", model_file, state_file);
+    uint32_t crc = 0;
+    for (size_t i = 0, bytes; i < NUM_TEXTS; i++) {
+        char *file = text_of("%s/%s", c->folder, ckpt_texts[i]);
+        char *text = in_read_all(file, 1 << 28, &bytes);
+        crc = crc32c(crc, text, bytes);
+        free(text);
+        free(file);
+    }
+    check(ckpt_number(c, "text_crc") == crc, EXIT_INPUT, "%s/config.json, or a file of the "
+          "tokenizer beside it, has not the CRC-32C in the state: damaged", c->folder);
+    for (int k = 0; k < 2; k++) {
+        const St *st = k ? &c->state : &c->model;
+        for (size_t i = 0; i < st->num_tensors; i++) free(st_bytes(st, &st->tensors[i]));
+    }
+}
+// The newest good checkpoint of OUT; bad ones are reported and passed over. 0: there is none.
+static int ckpt_open_newest(Ckpt *c, const char *out) {
+    size_t count;
+    uint64_t *steps = ckpt_list(out, &count);
+    volatile size_t k = 0;
+    memset(c, 0, sizeof *c);
+    for (; k < count; k = k + 1) {
+        jmp_buf here;
+        c->folder = ckpt_path(out, steps[k], "");
+        c->step = steps[k];
+        die_recovers = &here;
+        if (setjmp(here) == 0) {
+            ckpt_verify(c, steps[k]);
+            die_recovers = NULL;
+            break;
+        }
+        die_recovers = NULL;
+        warn("checkpoint passed over: %s", die_message);
+        st_close(&c->model);
+        st_close(&c->state);
+    }
+    check(count == 0 || k < count, EXIT_INPUT, "%s: none of its %zu checkpoints is good; move them "
+          "away to start anew", out, count);
+    free(steps);
+    return count > 0;
+}
+
+// === 14. Cost model and log ============================================================ [shared]
+
+// FLOPs of the forward pass for one token in a sequence of T: two for each weight of a matrix, the
+// head included, and two products of the causal attention, counted once. A training step takes
+// three times as much (the backward pass makes two products for each of the forward pass).
+static double flops_per_token(const Config *c, size_t T) {
+    double L = (double)c->L, C = (double)c->C;
+    return 2 * (12 * L * C * C + (double)c->V * C) + 2 * L * C * (double)(T + 1);
+}
+// Textbook figures, for --plan and the tests (Kaplan et al. 2020; Korthikanti et al. 2022).
+static double textbook_train_flops(double parameters, double tokens) {
+    return 6 * parameters * tokens;
+}
+static double textbook_days(double flops, double peak_flops, double utilisation) {
+    return flops / (peak_flops * utilisation) / 86400;
+}
+static double textbook_adam_bytes(double parameters) { return 16 * parameters; } // mixed precision
+static double textbook_layer_bytes(double T, double B, double C, double NH, int is_flash) {
+    return T * B * C * (34 + (is_flash ? 0 : 5 * NH * T / C)); // activations of a layer, 16 bit
+}
+
+static size_t num_micro_batches(const Flags *f) { // of one process in one step
+    int64_t micro = f->batch_size * f->seq_len * ranks, total = f->total_batch_tokens;
+    if (total == 0) return 1;
+    check(total % micro == 0, EXIT_USAGE, "--total_batch_tokens %" PRId64 " is no multiple of "
+          "batch_size * seq_len * processes = %" PRId64 "; nearest: %" PRId64 " or %" PRId64, total,
+          micro, total < micro ? micro : total / micro * micro, (total / micro + 1) * micro);
+    return (size_t)(total / micro);
+}
+
+static void print_plan(const Model *planned, const Flags *f) {
+    Model model = *planned;
+    BufferInfo infos[NUM_BUFFERS];
+    gpt_plan(&model, infos);
+    const Config *c = &model.config;
+    size_t total_bytes = 0, batch_tokens = num_micro_batches(f) * model.B * model.T * (size_t)ranks;
+    for (int i = 0; i < NUM_BUFFERS; i++) total_bytes += infos[i].bytes;
+    double tokens = (double)batch_tokens * (double)f->steps;
+    double flops = 3 * flops_per_token(c, model.T);
+    double parameters = (double)model.layout.num_parameters, peak = dev_peak_flops() * ranks;
+    Text t = { NULL, 0, 0 };
+    text_add(&t, "{\"parameters\":%zu,\"flops_per_token\":%.17g,\"tokens\":%.17g,\"flops\":%.17g,"
+             "\"peak_flops\":%.6g,\"bytes\":%zu,\"buffers\":{", model.layout.num_parameters, flops,
+             tokens, flops * tokens, peak, total_bytes);
+    for (int i = 0; i < NUM_BUFFERS; i++)
+        text_add(&t, "%s\"%s\":%zu", i ? "," : "", infos[i].what, infos[i].bytes);
+    text_add(&t, "}}\n");
+    if (f->json) { printf("%s", t.at); free(t.at); return; }
+    free(t.at);
+    printf("model       %zu parameters: %zu layers, %zu heads, %zu channels, vocabulary %zu "
+           "(padded to %zu), up to %zu positions\n", model.layout.num_parameters, c->L, c->NH, c->C,
+           c->V, c->Vp, c->maxT);
+    printf("step        %zu tokens: %zu micro-batches of %zu x %zu on %d processes; %.4g FLOPs\n",
+           batch_tokens, num_micro_batches(f), model.B, model.T, ranks,
+           flops * (double)batch_tokens);
+    printf("run         %" PRId64 " steps, %.4g tokens, %.4g FLOPs (6 N D says %.4g); at this "
+           "machine's %.4g FLOP/s and 50 %%: %.3g days\n", f->steps, tokens, flops * tokens,
+           textbook_train_flops(parameters, tokens), peak,
+           textbook_days(flops * tokens, peak, 0.5));
+    for (int i = 0; i < NUM_BUFFERS; i++)
+        printf("memory      %12zu bytes  %s\n", infos[i].bytes, infos[i].what);
+    printf("memory      %12zu bytes  in all, of %zu free\n", total_bytes, dev_bytes_free());
+    for (int i = 0; i < NUM_ACTS; i++)
+        printf("activation  %12zu bytes  %zu x %s\n",
+               model.act_infos[i].copies * model.act_infos[i].bytes, model.act_infos[i].copies,
+               model.act_infos[i].name);
+    printf("textbook    16 bytes a parameter for mixed-precision Adam: %.4g; 16-bit activations of "
+           "a layer: %.4g\n", textbook_adam_bytes(parameters), textbook_layer_bytes((double)model.T,
+           (double)model.B, (double)c->C, (double)c->NH, 1));
+}
+
+// --- 14.1 where the time goes ---
+#define PHASES(X) X(input) X(forward) X(backward) X(exchange) X(update) X(validation) X(sampling) \
+    X(checkpoint)
+#define PHASE_ENUM(name) PHASE_##name,
+#define PHASE_NAME(name) #name,
+enum { PHASES(PHASE_ENUM) NUM_PHASES };
+static const char *const phase_names[NUM_PHASES] = { PHASES(PHASE_NAME) };
+
+// ms, all_ms: since the last line of the log, and since the start. A lap is a stamp in the device's
+// stream of work, so that nobody waits for it; clock_read adds up the laps from `first` to `next`,
+// and what ends after it counts for the next line.
+typedef struct {
+    double ms[NUM_PHASES], all_ms[NUM_PHASES];
+    int phases[NUM_STAMPS];
+    uint64_t first, next; // stamps are numbered on and on, in NUM_STAMPS places
+} Clock;
+static void clock_start(Clock *clock) {
+    dev_stamp(0);
+    clock->next = 1;
+}
+static void clock_read(Clock *clock) { // waits until the last lap has ended
+    for (; clock->first + 1 < clock->next; clock->first++) {
+        int from = (int)(clock->first % NUM_STAMPS), to = (int)((clock->first + 1) % NUM_STAMPS);
+        double ms = dev_stamps_ms(from, to);
+        clock->ms[clock->phases[to]] += ms;
+        clock->all_ms[clock->phases[to]] += ms;
+    }
+}
+static void clock_lap(Clock *clock, int phase) { // the time since the last lap belongs to phase
+    int place = (int)(clock->next % NUM_STAMPS);
+    if (clock->next - clock->first == NUM_STAMPS) clock_read(clock);
+    clock->phases[place] = phase;
+    dev_stamp(place);
+    clock->next++;
+    progress_mark(phase_names[phase]);
+}
+
+// --- 14.2 log: one JSON object a line ---
+typedef struct { FILE *file; char *path; int has_failed; } Log;
+
+static void log_line(Log *log, Text *line) { // frees the line
+    if (log->file != NULL && (fprintf(log->file, "%s\n", line->at) < 0 || fflush(log->file) != 0) &&
+        !log->has_failed) {
+        warn("%s: %s; the training goes on without its log", log->path, strerror(errno));
+        log->has_failed = 1;
+    }
+    free(line->at);
+}
+static void log_number(Text *t, const char *name, double value) { // JSON knows no NaN
+    if (isfinite(value)) text_add(t, ",\"%s\":%.9g", name, value);
+    else text_add(t, ",\"%s\":null", name);
+}
+
+// === 15. Training loop ================================================================= [shared]
+
+typedef struct {
+    Flags flags;
+    Tokenizer tokenizer;
+    Model model;
+    Data train, val;
+    int has_val;
+    State state;
+    Log log;
+    Clock clock;
+    int32_t *window, *batch;  // (T+1); tokens and targets (2,B,T) on the host
+    double peak_flops, last_print_ms, loss, norm;
+    double start_ms;            // of the program
+    double useful_ms, saved_ms; // of steps that were applied: all, and in checkpoints
+    int save_failures, lock;
+    uint64_t saved_step;      // the newest checkpoint of this run; UINT64_MAX: none yet
+} Run;
+
+// Stopping: the first SIGINT, SIGTERM or SIGUSR1 ends the run after the step, with a checkpoint; a
+// second one ends it at once. SIGUSR2 saves and goes on.
+static volatile sig_atomic_t stop_signal = 0, save_signal = 0;
+static void on_signal(int number) {
+    if (number == SIGUSR2) { save_signal = 1; return; }
+    if (stop_signal && number != SIGUSR1) _exit(128 + number);
+    stop_signal = number;
+}
+static void signals_install(void) {
+    struct sigaction action;
+    memset(&action, 0, sizeof action);
+    action.sa_handler = on_signal;
+    action.sa_flags = SA_RESTART;
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+    sigaction(SIGUSR1, &action, NULL);
+    sigaction(SIGUSR2, &action, NULL);
+    signal(SIGPIPE, SIG_IGN); // a closed pipe is a write error, not the end,
+    signal(SIGXFSZ, SIG_IGN); // and so is a file that grows over `ulimit -f`
+}
+
+// --- 15.1 loss on held-out data ---
+typedef struct { double loss, bits_per_byte; uint64_t tokens; } Evaluation;
+
+// Mean loss over the first max_samples windows (0: all), and the same in bits per byte of text.
+// Rank r takes every ranks-th batch from r on.
+static Evaluation evaluate(Run *run, Data *d, uint64_t max_samples) {
+    Model *model = &run->model;
+    size_t B = model->B, T = d->T;
+    uint64_t samples = d->num_windows;
+    if (max_samples > 0 && max_samples < samples) samples = max_samples;
+    size_t batches = (size_t)((samples + B - 1) / B);
+    double sum = 0, bytes = 0, *sums = (double *)host_alloc(2 * batches * sizeof(double));
+    for (size_t k = (size_t)rank; k < batches; k += (size_t)ranks) {
+        uint64_t first = (uint64_t)k * B;
+        size_t count = (size_t)(samples - first < B ? samples - first : B);
+        data_batch(d, first, count, run->batch, run->window);
+        to_dev(model->tokens, run->batch, 2 * count * T * sizeof(int32_t));
+        gpt_forward(model, model->tokens, count, T);
+        gpt_head(model, model->tokens + count * T, count * T, 0, 0);
+        sums[2 * k] = gpt_loss(model, count * T);
+        for (size_t i = 0; i < count * T; i++) {
+            size_t length;
+            tok_bytes(&run->tokenizer, (uint32_t)run->batch[count * T + i], &length);
+            sums[2 * k + 1] += (double)length;
+        }
+        progress_mark("a validation batch");
+    }
+    comm_sum(sums, 2 * batches);
+    for (size_t k = 0; k < batches; k++) {
+        sum += sums[2 * k];
+        bytes += sums[2 * k + 1];
+    }
+    free(sums);
+    Evaluation e = { sum / (double)(samples * T), sum / M_LN2 / bytes, samples * T };
+    return e;
+}
+
+// HellaSwag (Zellers et al. 2019): the completion with the least mean loss should be the right one.
+// llm.c's file: 256 int32 {20240522, 1, examples, ..}; then of each example, in uint16: 65535, its
+// bytes, number, right one, completions; tokens of the context, then of each completion, counts
+// first. The ranks share out the examples. Returns the share that is right.
+static double hellaswag(Run *run) {
+    enum { MAGIC = 20240522, FIXED = 6 };
+    const char *path = run->flags.hellaswag;
+    size_t bytes, right = 0, T = run->model.T, V = run->model.config.V;
+    char *text = in_read_all(path, (size_t)1 << 30, &bytes);
+    int32_t header[3] = { 0, 0, 0 }, *tokens = run->batch, *targets = run->batch + T;
+    if (bytes >= 1024) memcpy(header, text, sizeof header);
+    check(header[0] == MAGIC && header[1] == 1 && header[2] > 0 && bytes % 2 == 0, EXIT_INPUT,
+          "%s: no HellaSwag file: magic, version, examples are %d %d %d, want %d 1 and > 0", path,
+          header[0], header[1], header[2], MAGIC);
+    const uint16_t *at = (const uint16_t *)(const void *)(text + 1024);
+    const uint16_t *end = at + (bytes - 1024) / 2;
+    for (int k = 0; k < header[2]; k++) {
+        const uint16_t *e = at;
+        check(end - at >= FIXED && e[0] == 65535 && e[3] < e[4] && e[1] / 2 <= end - at &&
+              e[5] > 0 && e[1] / 2 > FIXED + e[5], EXIT_INPUT, "%s: example %d is damaged or cut "
+              "short", path, k);
+        at += e[1] / 2;
+        const uint16_t *context = e + FIXED, *next = context + e[5];
+        double best = INFINITY;
+        int chosen = -1;
+        for (int c = 0; c < e[4]; c++, next += 1 + next[0]) {
+            check(next < at && next + next[0] < at && next[0] > 0, EXIT_INPUT, "%s: completion %d "
+                  "of example %d leaves the example", path, c, k);
+            size_t n = (size_t)e[5] + next[0]; // tokens; the last one is only a target
+            check(n - 1 <= T, EXIT_USAGE, "%s: example %d has %zu tokens: --seq_len "
+                  "%zu is too short", path, k, n, T);
+            for (size_t i = 0; i < n; i++) {
+                int32_t token = i < e[5] ? context[i] : next[1 + i - e[5]];
+                check((size_t)token < V, EXIT_INPUT, "%s: example %d: token %d, the model's "
+                      "vocab_size is %zu", path, k, token, V);
+                if (i + 1 < n) tokens[i] = token;
+                if (i > 0) targets[i - 1] = token;
+            }
+            if (k % ranks != rank) continue;
+            double loss = 0;
+            to_dev(run->model.tokens, run->batch, 2 * T * sizeof(int32_t));
+            gpt_forward(&run->model, run->model.tokens, 1, n - 1);
+            gpt_head(&run->model, run->model.tokens + T, n - 1, 0, 0);
+            gpt_loss(&run->model, n - 1);
+            for (size_t i = e[5] - 1u; i < n - 1; i++)
+                loss += (double)run->model.losses[i] / next[0];
+            if (loss < best) { best = loss; chosen = c; }
+        }
+        right += chosen == e[3];
+        progress_mark("a HellaSwag example");
+    }
+    double *counts = (double *)host_alloc((size_t)ranks * sizeof(double)), sum = 0;
+    counts[rank] = (double)right;
+    comm_sum(counts, (size_t)ranks);
+    for (int r = 0; r < ranks; r++) sum += counts[r];
+    free(counts);
+    free(text);
+    return sum / header[2];
+}
+
+// --- 15.2 one step ---
+// --inject KIND@STEP[xCOUNT][:RANK], for tests: in COUNT steps from STEP on, in that rank,
+// nan, inf, spike: the gradients are multiplied by NaN, Inf, 100 (spike: the loss as well); loss:
+// it is NaN; weights, flip: after the step a weight becomes NaN, a bit of it is flipped.
+static struct { char kind[8]; uint64_t step, count; int rank; } fault;
+
+static void inject_parse(const char *text) {
+    int used = 0, more = 0, fields;
+    fields = sscanf(text, "%7[a-z]@%" SCNu64 "%n", fault.kind, &fault.step, &used);
+    fault.count = 1;
+    if (sscanf(text + used, "x%" SCNu64 "%n", &fault.count, &more) == 1) used += more;
+    if (sscanf(text + used, ":%d%n", &fault.rank, &more) == 1) used += more;
+    check(!*text || (fields == 2 && !text[used] &&
+                     is_choice("nan|inf|spike|loss|weights|flip", fault.kind)), EXIT_USAGE,
+          "--inject wants nan, inf, spike, loss, weights or flip, then @STEP, xCOUNT, :RANK; "
+          "got '%s'", text);
+}
+static int inject_is_due(const char *kind, uint64_t step) { // all ranks count
+    if (strcmp(kind, fault.kind) || step < fault.step || fault.count == 0) return 0;
+    fault.count--;
+    return rank == fault.rank;
+}
+static void inject_weight(Model *model, uint64_t step) {
+    floatX *at = params_at(model, 0).lnfw, x = fX((real)NAN);
+    if (inject_is_due("weights", step)) to_dev(at, &x, sizeof x);
+    if (!inject_is_due("flip", step)) return;
+    to_host(&x, at, sizeof x);
+    *(unsigned char *)&x ^= 1;
+    to_dev(at, &x, sizeof x);
+}
+
+// Is x far above the last values? More than ten times the largest of at least 16 (Megatron-LM's
+// rule), or, when the window is full, more than zscore deviations above the mean (llm.c's).
+// These are taken as 1 % of the mean at least: what has settled is not held to its own noise.
+static int is_spike(const double *window, uint64_t count, double x, double zscore) {
+    size_t n = count < WINDOW ? (size_t)count : WINDOW;
+    double sum = 0, squares = 0, largest = 0;
+    for (size_t i = 0; i < n; i++) {
+        sum += window[i];
+        squares += window[i] * window[i];
+        largest = fmax(largest, window[i]);
+    }
+    double mean = sum / WINDOW, deviation = sqrt(fmax(0, squares / WINDOW - mean * mean));
+    if (zscore == 0 || n < 16) return 0;
+    if (x > 10 * largest) return 1;
+    return n == WINDOW && x - mean > zscore * fmax(deviation, 0.01 * mean);
+}
+// fp16: a loss scale that is too large makes gradients overflow; then it is halved, and the step is
+// lost. After 2000 steps that went well it is doubled (Micikevicius et al. 2018).
+static double loss_scale(State *state) {
+    enum { FIRST_LOG2 = 16, MAX_LOG2 = 24, GROWS_AFTER = 2000 };
+    if (!HAS_LOSS_SCALE) return 1;
+    if (state->scale_log2 == 0) state->scale_log2 = FIRST_LOG2;
+    if (state->scale_steps >= GROWS_AFTER && state->scale_log2 < MAX_LOG2) {
+        state->scale_log2++;
+        state->scale_steps = 0;
+    }
+    return ldexp(1, (int)state->scale_log2);
+}
+// Returns whether that was it: the loss is fine, and the scale can still be halved.
+static int loss_scale_overflowed(Run *run) {
+    State *state = &run->state;
+    if (!HAS_LOSS_SCALE || !isfinite(run->loss) || isfinite(run->norm) || state->scale_log2 == 1)
+        return 0;
+    state->scale_log2--;
+    state->scale_steps = 0;
+    state->skipped++;
+    say("step %" PRIu64 ": gradients overflow, skipped; loss scale now 2^%" PRIu64 "\n",
+        state->step + 1, state->scale_log2);
+    return 1;
+}
+// The gradients are applied, unless they or the loss are NaN, Inf or a spike. All ranks have the
+// same loss and norm, and so decide alike.
+static void train_apply(Run *run) {
+    State *state = &run->state;
+    const Flags *f = &run->flags;
+    double *losses = state->window, *norms = losses + WINDOW, z = f->spike_zscore;
+    uint64_t count = state->window_count, at = count % WINDOW;
+    if (loss_scale_overflowed(run)) return;
+    int is_finite = isfinite(run->loss) && isfinite(run->norm);
+    int is_off = is_finite && (is_spike(losses, count, run->loss, z) ||
+                               is_spike(norms, count, run->norm, z));
+    if (is_finite && !is_off) {
+        state->window_count++;
+        state->scale_steps++;
+        losses[at] = run->loss;
+        norms[at] = run->norm;
+        gpt_update(&run->model, f, lr_at(f, state->step), run->norm, ++state->updates);
+        state->skipped_in_row = 0;
+        return;
+    }
+    state->skipped++;
+    state->skipped_in_row++;
+    state->spiked += (uint64_t)is_off;
+    say("warning: step %" PRIu64 ": loss %g, gradient norm %g: %sskipped\n", state->step + 1,
+        run->loss, run->norm, is_off ? "a spike, " : "");
+}
+// The micro-batches of one step, the gradients of their mean loss, the update. Process r takes the
+// micro-batches r * n .. r * n + n - 1 of the step's n * ranks.
+static void train_step(Run *run) {
+    Model *model = &run->model;
+    State *state = &run->state;
+    const Flags *f = &run->flags;
+    size_t B = model->B, T = model->T, n = num_micro_batches(f), all = n * (size_t)ranks;
+    double sum = 0, *losses = (double *)host_alloc(all * sizeof(double));
+    progress.step = state->step + 1;
+    double spike = inject_is_due("spike", progress.step) ? 100 : 1; // 1 but in tests
+    double wrong = inject_is_due("nan", progress.step) ? NAN :
+                   inject_is_due("inf", progress.step) ? INFINITY : spike;
+    if (inject_is_due("loss", progress.step)) spike = NAN;
+    model->loss_scale = loss_scale(state);
+    real dloss = (real)(wrong * model->loss_scale / (double)(all * B * T));
+    for (size_t i = 0; i < n; i++) {
+        int accumulate = gpt_pass(model, i, n);
+        uint64_t first = state->samples + ((size_t)rank * n + i) * B;
+        data_batch(&run->train, first, B, run->batch, run->window);
+        to_dev(model->tokens, run->batch, 2 * B * T * sizeof(int32_t));
+        clock_lap(&run->clock, PHASE_input);
+        gpt_forward(model, model->tokens, B, T);
+        gpt_head(model, model->tokens + B * T, B * T, dloss, accumulate);
+        gpt_keep_loss(model, i, B * T);
+        clock_lap(&run->clock, PHASE_forward);
+        gpt_backward(model, model->tokens, B, T, accumulate);
+        clock_lap(&run->clock, PHASE_backward);
+    }
+    gpt_reduce_wait(model);
+    clock_lap(&run->clock, PHASE_exchange);
+    run->norm = gpt_grad_norm(model, losses + (size_t)rank * n);
+    clock_read(&run->clock);
+    for (size_t i = 0; i < n; i++) losses[(size_t)rank * n + i] *= spike;
+    comm_sum(losses, all);
+    for (size_t i = 0; i < all; i++) sum += losses[i];
+    free(losses);
+    run->loss = sum / (double)(all * B * T);
+    train_apply(run);
+    inject_weight(model, ++state->step);
+    state->samples += all * B;
+    state->tokens += all * B * T;
+    clock_lap(&run->clock, PHASE_update);
+}
+
+// --- 15.3 what a run tells ---
+static void print_line(Run *run, const char *text, int is_progress) {
+    int is_terminal = isatty(STDERR_FILENO);
+    if (rank > 0) return;
+    if (is_progress && !is_terminal && now_ms() - run->last_print_ms < 10000 && run->state.step > 1)
+        return;
+    run->last_print_ms = now_ms();
+    fprintf(stderr, "%s%s%s", is_terminal ? "\r\x1b[K" : "", text,
+            is_progress && is_terminal ? "" : "\n");
+}
+static void report_step(Run *run, double ms) {
+    const Flags *f = &run->flags;
+    const State *state = &run->state;
+    double tokens = (double)(num_micro_batches(f) * run->model.B * run->model.T * (size_t)ranks);
+    double tok_per_s = tokens / ms * 1e3, lr = lr_at(f, state->step - 1);
+    double left_s = ((double)f->steps - (double)state->step) * ms / 1e3;
+    double flops = 3 * flops_per_token(&run->model.config, run->model.T);
+    double mfu = flops * tok_per_s / run->peak_flops; // NaN: the peak is not known
+    char of_peak[32] = "n/a";
+    if (isfinite(mfu)) snprintf(of_peak, sizeof of_peak, "%.0f%%", 100 * mfu);
+    char *line = text_of("step %" PRIu64 "/%" PRId64 " | loss %.4f | norm %.3f | lr %.2e | %.1f ms "
+                         "| %.0f tok/s | %s of peak | %.0f:%02.0f left", state->step, f->steps,
+                         run->loss, run->norm, lr, ms, tok_per_s, of_peak, floor(left_s / 60),
+                         fmod(left_s, 60));
+    print_line(run, line, 1);
+    free(line);
+    Text t = { NULL, 0, 0 };
+    text_add(&t, "{\"step\":%" PRIu64, state->step);
+    log_number(&t, "loss", run->loss);
+    log_number(&t, "grad_norm", run->norm);
+    log_number(&t, "lr", lr);
+    text_add(&t, ",\"tokens\":%" PRIu64 ",\"skipped\":%" PRIu64 ",\"spiked\":%" PRIu64
+             ",\"rollbacks\":%" PRIu64, state->tokens, state->skipped, state->spiked,
+             state->rollbacks);
+    if (HAS_LOSS_SCALE) log_number(&t, "loss_scale", run->model.loss_scale);
+    log_number(&t, "ms", ms);
+    log_number(&t, "tok_per_s", tok_per_s);
+    log_number(&t, "mfu", mfu);
+    text_add(&t, ",\"sent_bytes\":%" PRIu64, comm_sent_bytes); // by rank 0 since the start
+    for (int i = 0; i < NUM_PHASES; i++) {
+        char *name = text_of("%s_ms", phase_names[i]);
+        log_number(&t, name, run->clock.ms[i]);
+        run->clock.ms[i] = 0;
+        free(name);
+    }
+    text_add(&t, "}");
+    log_line(&run->log, &t);
+}
+static void report_validation(Run *run) {
+    if (*run->flags.hellaswag) {
+        double accuracy = hellaswag(run);
+        char *line = text_of("step %" PRIu64 " | HellaSwag %.4f", run->state.step, accuracy);
+        print_line(run, line, 0);
+        free(line);
+        Text t = { NULL, 0, 0 };
+        text_add(&t, "{\"step\":%" PRIu64 ",\"hellaswag\":%.9g}", run->state.step, accuracy);
+        log_line(&run->log, &t);
+    }
+    if (!run->has_val) return;
+    Evaluation e = evaluate(run, &run->val, (uint64_t)run->flags.val_batches * run->model.B);
+    char *line = text_of("step %" PRIu64 " | validation loss %.4f | %.4f bits per byte",
+                         run->state.step, e.loss, e.bits_per_byte);
+    print_line(run, line, 0);
+    free(line);
+    Text t = { NULL, 0, 0 };
+    text_add(&t, "{\"step\":%" PRIu64, run->state.step);
+    log_number(&t, "val_loss", e.loss);
+    log_number(&t, "bits_per_byte", e.bits_per_byte);
+    text_add(&t, ",\"val_tokens\":%" PRIu64 "}", e.tokens);
+    log_line(&run->log, &t);
+    clock_lap(&run->clock, PHASE_validation);
+}
+// All ranks hold the same weights, or the run ends and names those that differ from most.
+static void run_check_replicas(const Run *run) {
+    if (run->flags.check_replicas == 0 || ranks == 1) return;
+    int64_t *hashes = (int64_t *)host_alloc((size_t)ranks * sizeof(int64_t));
+    hashes[rank] = gpt_weights_hash(&run->model);
+    comm_max_int(hashes, ranks); // the others' places are 0
+    Text odd = { NULL, 0, 0 };
+    for (int r = 0, alike = 0; r < ranks; r++, alike = 0) {
+        for (int other = 0; other < ranks; other++) alike += hashes[r] == hashes[other];
+        if (2 * alike <= ranks) text_add(&odd, " rank %d", r);
+    }
+    check(odd.at == NULL, EXIT_NUMERICS, "step %" PRIu64 ": the weights differ between the ranks, "
+          "off:%s: a processor or memory computes wrong; --resume without it", run->state.step,
+          odd.at);
+    free(hashes);
+}
+// A checkpoint that fails is no reason to lose the run: three in a row are.
+static void run_save(Run *run) {
+    if (run->saved_step == run->state.step || run->flags.keep == 0) return;
+    run_check_replicas(run);
+    int64_t failure = rank > 0 ? ckpt_give(&run->model) :
+                      ckpt_save(&run->model, &run->state, &run->flags, &run->tokenizer);
+    comm_max_int(&failure, 1);
+    int error = (int)failure;
+    clock_lap(&run->clock, PHASE_checkpoint);
+    run->save_failures = error ? run->save_failures + 1 : 0;
+    const char *why = error == EDOM ? "a weight is NaN or Inf" : strerror(error);
+    if (error) say("warning: step %" PRIu64 ": checkpoint failed: %s; earlier ones are kept\n",
+                   run->state.step, why);
+    else {
+        run->saved_step = run->state.step;
+        run->saved_ms = run->useful_ms;
+    }
+    check(run->save_failures < 3, error == EDOM ? EXIT_NUMERICS : EXIT_IO,
+          "%s: three checkpoints in a row failed: %s", run->flags.out, why);
+}
+static void run_load(Run *run, Ckpt *ckpt, int is_training); // 15.4
+// Too many bad steps in a row: once in a run, all ranks go back to the newest good checkpoint. The
+// data does not: what led there is not read again (as in PaLM, Chowdhery et al. 2022).
+static void run_roll_back(Run *run) {
+    State now = run->state, *state = &run->state;
+    Ckpt ckpt;
+    int has_ckpt = now.rollbacks == 0 && ckpt_open_newest(&ckpt, run->flags.out);
+    say("warning: step %" PRIu64 ": %" PRIu64 " bad steps in a row\n", now.step,
+        now.skipped_in_row);
+    check(has_ckpt, EXIT_NUMERICS, "%" PRIu64 " steps in a row with a NaN, an Inf or a spike, %s; "
+          "lower --lr, or look at the data", now.skipped_in_row,
+          now.rollbacks ? "for the second time" : "and there is no checkpoint to go back to");
+    run_load(run, &ckpt, 1);
+    state->samples = now.samples;
+    state->tokens = now.tokens;
+    state->skipped = now.skipped;
+    state->spiked = now.spiked;
+    state->skipped_in_row = 0;
+    state->rollbacks = now.rollbacks + 1;
+    run->useful_ms = run->saved_ms;
+    run_check_replicas(run);
+    clock_lap(&run->clock, PHASE_checkpoint);
+}
+static void report_time(const Run *run) {
+    const double *ms = run->clock.all_ms, percent = (now_ms() - run->start_ms) / 100;
+    say("time: %.1f s, effective for training %.1f %%; checkpoints %.1f %%, communication %.1f %%, "
+        "validation %.1f %%\n", percent / 10, run->useful_ms / percent, ms[PHASE_checkpoint] /
+        percent, ms[PHASE_exchange] / percent, ms[PHASE_validation] / percent);
+}
+static int is_due(int64_t every, uint64_t step, int is_last) {
+    return every > 0 && (is_last || step % (uint64_t)every == 0);
+}
+
+// What signals have asked of any rank is done by all. Returns the one to stop for, 0: none.
+static int run_agree(Run *run) {
+    int64_t asked[2] = { stop_signal, save_signal };
+    if (asked[1]) save_signal = 0;
+    comm_max_int(asked, 2);
+    if (asked[1]) run_save(run);
+    return (int)asked[0];
+}
+static void print_evaluation(Run *run) { // --eval: one JSON object
+    const Flags *f = &run->flags;
+    Text t = { NULL, 0, 0 };
+    if (run->has_val) {
+        Evaluation e = evaluate(run, &run->val, (uint64_t)(f->val_batches * f->batch_size));
+        text_add(&t, ",\"val_loss\":%.9g,\"bits_per_byte\":%.9g,\"tokens\":%" PRIu64, e.loss,
+                 e.bits_per_byte, e.tokens);
+    }
+    if (*f->hellaswag) text_add(&t, ",\"hellaswag\":%.9g", hellaswag(run));
+    if (rank == 0) printf("{%s}\n", t.at + 1);
+    free(t.at);
+}
+// Returns the exit code.
+static int train(Run *run) {
+    const Flags *f = &run->flags;
+    State *state = &run->state;
+    signals_install();
+    clock_start(&run->clock);
+    if (state->step >= (uint64_t)f->steps)
+        say("nothing to do: step %" PRIu64 " of %" PRId64 " is done\n", state->step, f->steps);
+    int stop;
+    while (!(stop = run_agree(run)) && state->step < (uint64_t)f->steps) {
+        double start = now_ms();
+        train_step(run);
+        report_step(run, now_ms() - start);
+        int is_last = state->step == (uint64_t)f->steps, is_good = state->skipped_in_row == 0;
+        if (is_good) run->useful_ms += now_ms() - start;
+        if (state->skipped_in_row >= (uint64_t)f->skip_nonfinite) {
+            run_roll_back(run);
+            continue;
+        }
+        if (is_due(f->check_replicas, state->step, 0)) run_check_replicas(run);
+        if (is_last || (is_good && is_due(f->save_every, state->step, 0))) run_save(run);
+        if (is_due(f->val_every, state->step, is_last)) report_validation(run);
+        if (rank == 0 && is_due(f->sample_every, state->step, is_last)) {
+            gpt_sample(&run->model, &run->tokenizer, f, f->prompt, (size_t)f->sample_tokens,
+                       state->step, stdout);
+            clock_lap(&run->clock, PHASE_sampling);
+        }
+    }
+    clock_read(&run->clock);
+    report_time(run);
+    if (stop) {
+        run_save(run);
+        check(run->saved_step == state->step || f->keep == 0, EXIT_IO, "stopped, but step %" PRIu64
+              " could not be saved", state->step);
+        if (f->keep == 0) say("\nstopped at step %" PRIu64 "; --keep 0: not saved\n", state->step);
+        else say("\nstopped, saved step %" PRIu64 "; go on with --resume\n", state->step);
+        return stop == SIGUSR1 ? 0 : 128 + stop;
+    }
+    check(run->saved_step == state->step || f->keep == 0, EXIT_IO, "%s: the last checkpoint could "
+          "not be written", f->out);
+    say("next: ./train_gpt --sample \"...\" --out %s\n", f->out);
+    return 0;
+}
+
+// --- 15.4 setting up ---
+static void make_folders(const char *path) { // mkdir -p
+    char *copy = text_of("%s", path);
+    for (char *c = copy + 1; ; c++) {
+        if (*c != '/' && *c != 0) continue;
+        char was = *c;
+        *c = 0;
+        check(mkdir(copy, 0777) == 0 || errno == EEXIST, EXIT_IO, "--out %s: cannot make %s: %s",
+              path, copy, strerror(errno));
+        if ((*c = was) == 0) break;
+    }
+    free(copy);
+}
+// The output folder is made, locked against a second run, and written to once, before any work.
+static void out_claim(Run *run) {
+    const char *out = run->flags.out;
+    make_folders(out);
+    char *lock = text_of("%s/run.lock", out), *probe = text_of("%s/probe.tmp", out);
+    OutFile f = out_open(probe);
+    out_write(&f, "probe", 5);
+    int error = out_close(&f);
+    unlink(probe);
+    check(!error, EXIT_IO, "--out %s: cannot write there: %s", out, strerror(error));
+    run->lock = open(lock, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    check(run->lock >= 0 && flock(run->lock, LOCK_EX | LOCK_NB) == 0, EXIT_IO, "--out %s: another "
+          "run is using it (%s); choose another --out", out, lock);
+    DIR *dir = opendir(out);
+    for (struct dirent *e; dir != NULL && (e = readdir(dir)) != NULL; ) {
+        size_t length = strlen(e->d_name);
+        if (strncmp(e->d_name, "step_", 5) || length < 4 || strcmp(e->d_name + length - 4, ".tmp"))
+            continue;
+        char *left = text_of("%s/%s", out, e->d_name); // a run was killed while it saved
+        remove_folder(left);
+        free(left);
+    }
+    if (dir != NULL) closedir(dir);
+    size_t count;
+    free(ckpt_list(out, &count)); // once more, now that nobody else can add one
+    check(run->flags.resume || count == 0, EXIT_USAGE, "--out %s: another run has just ended there",
+          out);
+    free(lock);
+    free(probe);
+}
+
+// --model's shapes; a flag that is given by itself wins.
+static void flags_apply_model(Flags *f) {
+    static const struct { const char *name; int64_t layers, heads, channels, maxT; } presets[] = {
+        { "d6", 6, 6, 384, 1024 }, { "d12", 12, 12, 768, 1024 }, { "d24", 24, 16, 1024, 1024 },
+        { "d36", 36, 20, 1280, 1024 }, { "d48", 48, 25, 1600, 1024 },
+        // Brown et al. 2020, table 2.1; two rows have 24 and two 32 layers, told apart by channels
+        { "gpt3:d12", 12, 12, 768, 2048 }, { "gpt3:d24", 24, 16, 1024, 2048 },
+        { "gpt3:d24w", 24, 16, 1536, 2048 }, { "gpt3:d24xl", 24, 24, 2048, 2048 },
+        { "gpt3:d32", 32, 32, 2560, 2048 }, { "gpt3:d32w", 32, 32, 4096, 2048 },
+        { "gpt3:d40", 40, 40, 5120, 2048 }, { "gpt3:d96", 96, 96, 12288, 2048 } };
+    if (!*f->model) return;
+    for (size_t i = 0; i < sizeof presets / sizeof *presets; i++) {
+        if (strcmp(presets[i].name, f->model)) continue;
+        if (!f->given[F_layers]) f->layers = presets[i].layers;
+        if (!f->given[F_heads]) f->heads = presets[i].heads;
+        if (!f->given[F_channels]) f->channels = presets[i].channels;
+        if (!f->given[F_max_seq_len]) f->max_seq_len = presets[i].maxT;
+        if (!f->given[F_vocab_size]) f->vocab_size = 50257;
+        return;
+    }
+    die(EXIT_USAGE, "--model %s is not known; d6 d12 d24 d36 d48, gpt3:d12 d24 d24w d24xl d32 d32w "
+        "d40 d96, or --layers --heads --channels", f->model);
+}
+static Config config_of_flags(const Flags *f, const Tokenizer *tokenizer) {
+    Config c;
+    memset(&c, 0, sizeof c);
+    c.L = (size_t)f->layers;
+    c.NH = (size_t)f->heads;
+    c.C = (size_t)f->channels;
+    c.maxT = (size_t)(f->max_seq_len ? f->max_seq_len : f->seq_len);
+    c.V = (size_t)(f->vocab_size ? f->vocab_size : (int64_t)tokenizer->vocab_size);
+    config_check(&c, EXIT_USAGE, "flags");
+    return c;
+}
+// Flags that contradict the model of a file are refused by name.
+static void flags_check_config(const Flags *f, const Config *c, const char *source) {
+    const int flags[] = { F_layers, F_heads, F_channels, F_max_seq_len, F_vocab_size };
+    const size_t values[] = { c->L, c->NH, c->C, c->maxT, c->V };
+    for (int i = 0; i < 5; i++) {
+        int64_t value = *flag_int(f, flags[i]);
+        check(!f->given[flags[i]] || value == (int64_t)values[i], EXIT_USAGE,
+              "--%s %" PRId64 ": %s has %zu", flag_infos[flags[i]].name, value, source, values[i]);
+    }
+}
+static void data_setup(Run *run) {
+    const Flags *f = &run->flags;
+    size_t V = run->model.config.V, T = run->model.T;
+    if (*f->train) {
+        run->train = data_open(f->train, &run->tokenizer, run->tokenizer.name, V);
+        uint64_t count = run->train.count, held = 0;
+        if (!*f->val && f->val_fraction > 0) {
+            held = (uint64_t)((double)count * f->val_fraction);
+            run->val = run->train;
+            data_cut(&run->val, count - held, held, T, "validation (--val_fraction of --train)");
+            run->has_val = 1;
+        }
+        data_cut(&run->train, 0, count - held, T, "training");
+        run->train.is_shuffled = 1;
+        run->train.seed = (uint64_t)f->seed;
+    }
+    if (*f->val) {
+        run->val = data_open(f->val, &run->tokenizer, run->tokenizer.name, V);
+        data_cut(&run->val, 0, run->val.count, T, "validation");
+        run->has_val = 1;
+    }
+    run->window = (int32_t *)host_alloc((T + 1) * sizeof(int32_t));
+    run->batch = (int32_t *)host_alloc(2 * run->model.B * T * sizeof(int32_t));
+}
+static void log_open(Run *run) {
+    const Flags *f = &run->flags;
+    if (rank > 0) return;
+    run->log.path = *f->log ? text_of("%s", f->log) : text_of("%s/log.jsonl", f->out);
+    int keep = run->state.step > 0 ? O_APPEND : O_TRUNC; // O_NONBLOCK: a FIFO may have no reader
+    int fd = open(run->log.path, O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK | keep, 0666);
+    if (fd >= 0) fcntl(fd, F_SETFL, O_APPEND); // from here on a slow reader is waited for
+    run->log.file = fd >= 0 ? fdopen(fd, "a") : NULL;
+    check(run->log.file != NULL, EXIT_IO, "--log %s: %s", run->log.path, strerror(errno));
+    char host[256] = "unknown";
+    gethostname(host, sizeof host - 1);
+    Text t = { NULL, 0, 0 };
+    text_add(&t, "{\"version\":%d,\"git\":\"%s\",\"compiler\":", CKPT_VERSION, GIT_HASH);
+    text_add_quoted(&t, __VERSION__);
+    text_add(&t, ",\"precision\":\"%s\",\"host\":", PRECISION_NAME);
+    text_add_quoted(&t, host);
+    text_add(&t, ",\"threads\":%d,\"ranks\":%d,\"parameters\":%zu,\"bytes\":%zu,"
+             "\"peak_flops\":%.6g,\"train_tokens\":%" PRIu64 ",\"train_crc\":\"%08x\","
+             "\"val_crc\":\"%08x\",\"step\":%" PRIu64 ",\"flags\":",
+             omp_get_max_threads(), ranks, run->model.layout.num_parameters, dev_bytes,
+             run->peak_flops, run->train.count, run->train.crc, run->val.crc, run->state.step);
+    flags_add_json(&t, f);
+    text_add(&t, "}");
+    log_line(&run->log, &t);
+}
+// What the newest checkpoint holds, into the model and, for training, into the state.
+static void run_load(Run *run, Ckpt *ckpt, int is_training) {
+    gpt_load(&run->model, &ckpt->model, "w");
+    if (is_training) {
+        State now = run->state;
+        gpt_load(&run->model, &ckpt->state, "mv");
+        ckpt_state(ckpt, &run->state);
+        int is_same = now.train_crc == run->state.train_crc &&
+                      now.train_tokens == run->state.train_tokens;
+        check(is_same || run->flags.allow_data_change, EXIT_INPUT, "the training data changed "
+              "since %s: %" PRIu64 " tokens with CRC %08" PRIx64 ", now %" PRIu64 " with %08" PRIx64
+              "; --allow_data_change goes on all the same", ckpt->folder, run->state.train_tokens,
+              run->state.train_crc, now.train_tokens, now.train_crc);
+        run->state.train_crc = now.train_crc;
+        run->state.train_tokens = now.train_tokens;
+        run->saved_step = run->state.step;
+        say("resumed at step %" PRIu64 " from %s\n", run->state.step, ckpt->folder);
+    }
+    st_close(&ckpt->model);
+    st_close(&ckpt->state);
+}
+// Memory that does not fit is found before it is touched, and with it the batch that would fit.
+static void memory_check(const Model *model) {
+    size_t free_bytes = dev_bytes_free();
+    for (size_t B = model->B; ; B /= 2) {
+        Model smaller = *model;
+        smaller.B = B;
+        BufferInfo infos[NUM_BUFFERS];
+        gpt_plan(&smaller, infos);
+        size_t bytes = 0;
+        for (int i = 0; i < NUM_BUFFERS; i++) bytes += infos[i].bytes;
+        int fits = free_bytes == 0 || bytes <= free_bytes;
+        if (fits && B == model->B) return;
+        check(!fits, EXIT_INTERNAL, "out of memory: --batch_size %zu needs more than the %zu bytes "
+              "that are free; --batch_size %zu takes %zu, and --recompute 3 less", model->B,
+              free_bytes, B, bytes);
+        check(B > 1, EXIT_INTERNAL, "out of memory: even --batch_size 1 takes %zu bytes, %zu are "
+              "free; raise --recompute or choose a smaller model", bytes, free_bytes);
+    }
+}
+static void run_banner(const Run *run) {
+    const Model *model = &run->model;
+    const Config *c = &model->config;
+    say("model     %zu parameters: %zu layers, %zu heads, %zu channels, vocabulary "
+            "%zu\n", model->layout.num_parameters, c->L, c->NH, c->C, c->V);
+    say("data      %" PRIu64 " tokens from %s%s%s, an epoch is %" PRIu64 " windows of "
+            "%zu\n", run->train.count, run->flags.train, run->has_val ? ", held out: " : "",
+            !run->has_val ? "" : *run->flags.val ? run->flags.val : "its end",
+            run->train.num_windows, model->T);
+    say("memory    %.1f MB\n", 1e-6 * (double)dev_bytes);
+    char *name = dev_name();
+    say("machine   %s in each of %d processes, peak %.0f GFLOP/s, %s\n", name, ranks,
+        1e-9 * run->peak_flops, PRECISION_NAME);
+    free(name);
+}
+
+// The model's shape: from the checkpoint, from --init, or from flags. Returns 1 for a checkpoint.
+static int run_choose_model(Run *run, int is_training, Ckpt *ckpt, St *init) {
+    Flags *f = &run->flags;
+    Config *c = &run->model.config;
+    check(!f->resume || !f->given[F_init], EXIT_USAGE, "--resume and --init exclude each other");
+    int is_init = *f->init && !is_training; // training looks for checkpoints even with --init
+    int has_ckpt = !f->plan && !is_init && ckpt_open_newest(ckpt, f->out);
+    check(has_ckpt || !f->resume, EXIT_INPUT, "--resume: no checkpoint in %s", f->out);
+    check(!has_ckpt || f->resume || !is_training, EXIT_USAGE, "%s is there already: go on with "
+          "--resume, or choose another --out", ckpt->folder);
+    check(has_ckpt || f->plan || is_training || *f->init, EXIT_INPUT, "no checkpoint in %s: name a "
+          "run's folder with --out, or a model with --init", f->out);
+    if (has_ckpt) {
+        const char *saved = st_meta(&ckpt->state, "flags");
+        flags_merge_saved(f, json_open(ckpt->state.file.path, saved, strlen(saved)));
+    } else flags_apply_model(f);
+    // Without --tokenizer a model that comes with one keeps it.
+    char *beside = text_of("%s/tokenizer.json", has_ckpt ? ckpt->folder : f->init);
+    int is_own = !f->given[F_tokenizer] && (has_ckpt || (*f->init && access(beside, R_OK) == 0));
+    run->tokenizer = tok_load(!is_own ? f->tokenizer : has_ckpt ? ckpt->folder : f->init);
+    free(beside);
+    if (has_ckpt) *c = ckpt->config;
+    else if (*f->init) {
+        char *path = init_file(f->init, c);
+        flags_check_config(f, c, path);
+        st_open(init, path);
+        if (!f->given[F_seq_len]) f->seq_len = (int64_t)min_size((size_t)f->seq_len, c->maxT);
+    } else *c = config_of_flags(f, &run->tokenizer);
+    check((size_t)f->seq_len <= c->maxT, EXIT_USAGE, "--seq_len %" PRId64 ": the model has %zu "
+          "positions (--max_seq_len)", f->seq_len, c->maxT);
+    check(run->tokenizer.vocab_size <= c->V, EXIT_INPUT, "tokenizer %s has %zu tokens, the model's "
+          "vocab_size is %zu", run->tokenizer.name, (size_t)run->tokenizer.vocab_size, c->V);
+    int64_t tokens;
+    check(!__builtin_mul_overflow(f->batch_size, f->seq_len, &tokens) && tokens <= INT32_MAX,
+          EXIT_USAGE, "--batch_size %" PRId64 " times --seq_len %" PRId64 " is over 2^31 tokens",
+          f->batch_size, f->seq_len);
+    num_micro_batches(f);
+    return has_ckpt;
+}
+// What every rank read for itself must be the same everywhere. The first time that all meet: a rank
+// that found a fault before has ended all of them (die).
+static void run_compare(const Run *run, uint64_t step) {
+    uint64_t read[] = { step, run->train.crc, run->train.count, run->val.crc, run->val.count };
+    uint32_t crc = crc32c(0, &run->model.config, sizeof(Config));
+    crc = crc32c(crc, read, sizeof read);
+    int64_t extremes[2] = { crc, -(int64_t)crc };
+    comm_max_int(extremes, 2);
+    check(extremes[0] == crc && extremes[1] == -(int64_t)crc, EXIT_INPUT, "the ranks do not see "
+          "the same files: this one checkpoint step %" PRIu64 ", training data of %" PRIu64
+          " tokens with CRC %08x", step, run->train.count, run->train.crc);
+}
+// From flags to a run that is ready: everything that can be refused is refused here.
+static void run_open(Run *run, const Flags *given) {
+    run->flags = *given;
+    run->start_ms = now_ms();
+    inject_parse(given->inject);
+    run->saved_step = UINT64_MAX;
+    Flags *f = &run->flags;
+    Model *model = &run->model;
+    int is_training = !f->plan && !f->eval && !f->given[F_sample];
+    check(!is_training || *f->train || f->resume, EXIT_USAGE, "--train FILE is needed: a text "
+          "file, or token shards (--help lists all flags)");
+    check(*f->out, EXIT_USAGE, "--out is empty");
+    check(omp_get_max_threads() <= 1024, EXIT_USAGE, "OMP_NUM_THREADS: %d threads, limit 1024",
+          omp_get_max_threads());
+    check(!f->json || f->plan, EXIT_USAGE, "--json goes with --plan");
+    Ckpt ckpt;
+    St init;
+    memset(&ckpt, 0, sizeof ckpt);
+    memset(&init, 0, sizeof init);
+    int has_ckpt = run_choose_model(run, is_training, &ckpt, &init);
+    model->B = f->given[F_sample] ? 1 : (size_t)f->batch_size;
+    model->T = (size_t)f->seq_len;
+    model->recompute = (int)f->recompute;
+    model->is_trained = is_training || f->plan;
+    model->zero = (int)f->zero;
+    // A resume with another number of ranks keeps the batch.
+    if (ranks > 1 && f->total_batch_tokens == 0 && is_training)
+        f->total_batch_tokens = f->batch_size * f->seq_len * ranks;
+    model->passes = num_micro_batches(f);
+    model->levels = f->pairwise && model->is_trained ? __builtin_ctzll(num_micro_batches(f)) : 0;
+    model->cache_T = f->given[F_sample] || f->sample_every > 0 ? model->config.maxT : 0;
+    if (f->plan) return;
+    if (!f->given[F_sample]) data_setup(run);
+    check(!f->eval || run->has_val || *f->hellaswag, EXIT_USAGE, "--eval needs --val or "
+          "--hellaswag");
+    run->state.train_crc = run->train.crc;
+    run->state.train_tokens = run->train.count;
+    matmul_choose(f->matmul, f->gelu_fusion && f->recompute % 3 == 0); // 1, 2: gelu again, alone
+    memory_check(model);
+    if (is_training && rank == 0) out_claim(run);
+    run_compare(run, has_ckpt ? ckpt.step : 0);
+    if (is_training) watchdog_start(f->out, f->timeout);
+    if (f->lr == 0 && rank == 0) warn("--lr 0: nothing will be learned");
+    gpt_alloc(model);
+    if (has_ckpt) run_load(run, &ckpt, is_training);
+    else if (*f->init) gpt_load(model, &init, "w");
+    else gpt_init_weights(model, (uint64_t)f->seed);
+    st_close(&init);
+    if (!is_training) return;
+    run->peak_flops = dev_peak_flops() * ranks;
+    log_open(run);
+    run_banner(run);
+}
+
+// === 16. Main ========================================================================== [shared]
+
+#ifndef GPT_NO_MAIN
+int main(int argc, char **argv) {
+    dev_check();
+    std_files_open();
+    comm_init();
+    Flags flags = flags_parse(argc, argv);
+    static Run run;
+    int code = 0;
+    run_open(&run, &flags);
+    const Flags *f = &run.flags;
+    if (f->plan && rank == 0) print_plan(&run.model, f);
+    else if (f->given[F_sample] && rank == 0)
+        gpt_sample(&run.model, &run.tokenizer, f, f->sample, (size_t)f->sample_tokens, 0, stdout);
+    else if (f->eval) {
+        print_evaluation(&run);
+    } else if (run.model.is_trained && !f->plan) code = train(&run);
+    check(fflush(stdout) == 0 && !ferror(stdout), EXIT_IO, "cannot write to standard output: %s",
+          strerror(errno));
+    return code;
+}
+#endif
