@@ -88,7 +88,32 @@ check-hf: all build/venv/ok
 	@./train_gpt --train build/hf/t.txt --out build/hf/gpt2 --tokenizer gpt2 --steps 100 $(HF)
 	@build/venv/bin/python scripts/check_hf.py build/hf/*/step_* --text build/hf/small.txt
 
-# The emulator that builds and runs CUDA programs without a GPU, and its own tests.
+# The CUDA program. build.sh says what it found, and which package brings what is missing.
+cuda: FORCE
+	@dev/cuda/build.sh train_gpt_cuda train_gpt.cu
+	@MPI=0 NCCL=0 dev/cuda/build.sh $(B)/test_gpt_cuda test_gpt.c -x cu -DDEV_MANAGED
+# The same on the emulator: on a CPU, slowly. It needs CUDA's headers alone, which `make deps` brings.
+deps:
+	@dev/emu/build.sh --headers >/dev/null || dev/emu/get_headers.sh
+RANKS = $(if $(filter 1,$(MPI)),-DUSE_MPI -DUSE_NCCL)
+emu_train_gpt      = fast train_gpt.cu $(RANKS)
+emu_train_gpt_fp16 = fast train_gpt.cu $(RANKS) -DPRECISION_FP16
+emu_train_gpt_fp32 = fast train_gpt.cu $(RANKS) -DPRECISION_FP32
+emu_train_gpt_race = race train_gpt.cu
+emu_train_gpt_asan = asan train_gpt.cu
+emu_test_gpt       = fast test_gpt.c -DDEV_MANAGED
+emu_test_gpt_fp16  = fast test_gpt.c -DDEV_MANAGED -DPRECISION_FP16
+emu_test_gpt_fp32  = fast test_gpt.c -DDEV_MANAGED -DPRECISION_FP32
+emu_test_gpt_race  = race test_gpt.c -DDEV_MANAGED
+emu_test_gpt_asan  = asan test_gpt.c -DDEV_MANAGED
+$(B)/cuda/%: train_gpt.cu test_gpt.c $(wildcard dev/emu/*.cpp dev/emu/*.h) Makefile
+	@dev/emu/build.sh $@ $(emu_$*)
+EMULATED = $(addprefix $(B)/cuda/,$(patsubst emu_%,%,$(filter emu_t%,$(.VARIABLES))))
+emu: $(B)/cuda/train_gpt $(B)/cuda/test_gpt
+	@cp $(B)/cuda/train_gpt train_gpt_emu
+	@cp $(B)/cuda/test_gpt test_gpt_emu
+test-cuda: $(EMULATED) $(B)/train_gpt
+	@B=$(B) dev/test/cuda.sh
 test-emu:
 	@dev/emu/test.sh
 # Fuzzing of the readers, FUZZ_SECONDS each; which lines of them the bad files of the tests pass.
@@ -112,9 +137,9 @@ reference:
 	$(PYTHON) scripts/reference.py --out dev/test/reference.safetensors
 	$(PYTHON) scripts/reference.py --dump-init dev/test/init.safetensors
 clean:
-	rm -rf build train_gpt data/tokenize data/train_bpe
+	rm -rf build train_gpt train_gpt_cuda train_gpt_emu test_gpt_emu data/tokenize data/train_bpe
 help:
 	@sed -n '1,3p' Makefile; grep -E '^[a-z-]+:' Makefile | sed 's/:.*//' | tr '\n' ' '; echo
 
-.PHONY: all run test test-all check-hf test-emu ladders-cpu tidy sync bench bench-mpi reference fuzz \
-        coverage clean help FORCE
+.PHONY: all run test test-all check-hf cuda deps emu test-cuda test-emu ladders-cpu tidy sync bench \
+        bench-mpi reference fuzz coverage clean help FORCE

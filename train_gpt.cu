@@ -144,7 +144,7 @@ BOTH uint32_t pack2(float low, float high) {
 #define cp_async_commit() emu::cp_async_commit()
 #define cp_async_wait(n) emu::cp_async_wait(n)
 #define fast_exp2(x) exp2f(x)
-#define here(x) (x)
+#define opaque(x) (x)
 #else
 DEVICE unsigned shared_address(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
 // Four 8x8 matrices of 16-bit elements: lane 8 i + j names row j of matrix i (16 aligned bytes).
@@ -167,7 +167,7 @@ DEVICE void cp_async_commit(void) { asm volatile("cp.async.commit_group;" ::: "m
 #define cp_async_wait(n) asm volatile("cp.async.wait_group %0;" :: "n"(n) : "memory")
 // x itself, of which the compiler knows nothing: what follows from it is computed here, not in
 // front of the loop, where it would hold registers.
-DEVICE unsigned here(unsigned x) {
+DEVICE unsigned opaque(unsigned x) {
     asm volatile("" : "+r"(x));
     return x;
 }
@@ -1535,20 +1535,36 @@ static void layernorm_forward(floatX *out, real *mean, real *rstd, const floatX 
                                                                      bias, N, C);
     launch_check("layernorm_kernel");
 }
-// Sums over rows: out[i] = sum over n of d (n,i), and with an inp also the sum of d * xhat: the
-// gradients of bias and weight. Rows are cut into slices, a block for a slice and COLUMNS columns;
-// its warps take every eighth row, and are added in order. A second kernel adds the slices.
-//   scratch partial (2, slices, C) float
-enum { COLUMN_SLICES = 64, COLUMNS = WARP * PACK };
+// Sums over rows: of d (n,i), and with an inp also of d * xhat: the gradients of bias and weight.
+// N rows are cut into slices, a block for a slice and COLUMNS columns; its warps take every eighth
+// row, and are added in order. A second kernel adds the slices.
+//   scratch partial (2, slices, C) float: sums of d, then of d * xhat
+enum { COLUMN_SLICES = 128, COLUMNS = WARP * PACK, WARPS = BLOCK / WARP };
+// Adds what the warps of a block have for COLUMNS columns from `column` on; of_warps: shared.
+DEVICE void add_warps(float *partial, float of_warps[2][WARPS][COLUMNS], const float *sum,
+                      const float *dot, size_t column, size_t slice, size_t slices, size_t C) {
+    for (int k = 0; k < PACK; k++) {
+        of_warps[0][threadIdx.x / WARP][threadIdx.x % WARP * PACK + k] = sum[k];
+        of_warps[1][threadIdx.x / WARP][threadIdx.x % WARP * PACK + k] = dot[k];
+    }
+    __syncthreads();
+    for (size_t i = threadIdx.x; i < 2 * COLUMNS; i += BLOCK) {
+        size_t which = i / COLUMNS, c = i % COLUMNS;
+        float total = 0;
+        for (int w = 0; w < WARPS; w++) total += of_warps[which][w][c];
+        if (column + c < C) partial[(which * slices + slice) * C + column + c] = total;
+    }
+    __syncthreads();
+}
 static __global__ void column_kernel(float *partial, const floatX *d, const floatX *inp,
                                      const float *mean, const float *rstd, size_t N, size_t C,
                                      size_t rows) {
-    __shared__ float of_warps[2][BLOCK / WARP][COLUMNS];
-    size_t lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    size_t i = blockIdx.x * (size_t)COLUMNS + lane * PACK, slice = blockIdx.y;
+    __shared__ float of_warps[2][WARPS][COLUMNS];
+    size_t column = blockIdx.x * (size_t)COLUMNS, slice = blockIdx.y;
+    size_t i = column + threadIdx.x % WARP * PACK;
     size_t end = (slice + 1) * rows < N ? (slice + 1) * rows : N;
     float sum[PACK] = { 0 }, dot[PACK] = { 0 };
-    for (size_t n = slice * rows + warp; n < end && i < C; n += BLOCK / WARP) {
+    for (size_t n = slice * rows + threadIdx.x / WARP; n < end && i < C; n += WARPS) {
         Pack g = load_pack(d + n * C + i), x = g;
         if (inp != NULL) x = load_pack(inp + n * C + i);
         float mu = inp != NULL ? mean[n] : 0, scale = inp != NULL ? rstd[n] : 0;
@@ -1557,84 +1573,98 @@ static __global__ void column_kernel(float *partial, const floatX *d, const floa
             dot[k] += f32(g.x[k]) * (f32(x.x[k]) - mu) * scale;
         }
     }
-    for (int k = 0; k < PACK; k++) {
-        of_warps[0][warp][lane * PACK + k] = sum[k];
-        of_warps[1][warp][lane * PACK + k] = dot[k];
-    }
-    __syncthreads();
-    for (size_t c = threadIdx.x; c < 2 * COLUMNS; c += BLOCK) {
-        size_t which = c / COLUMNS, column = c % COLUMNS;
-        size_t at = blockIdx.x * (size_t)COLUMNS + column;
-        if (at >= C || (which == 1 && inp == NULL)) continue;
-        float total = 0;
-        for (int w = 0; w < BLOCK / WARP; w++) total += of_warps[which][w][column];
-        partial[(which * gridDim.y + slice) * C + at] = total;
-    }
+    add_warps(partial, of_warps, sum, dot, column, slice, gridDim.y, C);
 }
-static __global__ void slices_kernel(float *out, const float *partial, size_t slices, size_t C,
-                                     int accumulate) {
-    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= C) return;
-    float sum = 0;
-    for (size_t s = 0; s < slices; s++) sum += partial[s * C + i];
+// A block for WARP columns, its warps for every eighth slice, added in order. blockIdx.y: which sums
+static __global__ void slices_kernel(float *dbias, float *dweight, const float *partial,
+                                     size_t slices, size_t C, int accumulate) {
+    __shared__ float of_warps[WARPS][WARP];
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    size_t i = blockIdx.x * (size_t)WARP + lane;
+    float *out = blockIdx.y ? dweight : dbias, sum = 0;
+    for (size_t s = warp; s < slices && i < C; s += WARPS)
+        sum += partial[(blockIdx.y * slices + s) * C + i];
+    of_warps[warp][lane] = sum;
+    __syncthreads();
+    if (warp > 0 || i >= C) return;
+    for (int w = 1; w < WARPS; w++) sum += of_warps[w][lane];
     out[i] = accumulate ? out[i] + sum : sum;
+}
+static void slices_add(real *dbias, real *dweight, size_t slices, size_t C, int accumulate) {
+    dim3 grid(grid_of(C, WARP), dweight != NULL ? 2 : 1);
+    slices_kernel<<<grid, BLOCK, 0, stream>>>(dbias, dweight, column_scratch, slices, C,
+                                              accumulate);
+    launch_check("slices_kernel");
 }
 static void column_sums(real *dbias, real *dweight, const floatX *d, const floatX *inp,
                         const real *mean, const real *rstd, size_t N, size_t C, int accumulate) {
-    size_t rows = round_up(div_up(N, COLUMN_SLICES), BLOCK / WARP), slices = div_up(N, rows);
+    size_t rows = round_up(div_up(N, COLUMN_SLICES), WARPS), slices = div_up(N, rows);
     dim3 grid(grid_of(C, COLUMNS), (unsigned)slices);
     column_kernel<<<grid, BLOCK, 0, stream>>>(column_scratch, d, inp, mean, rstd, N, C, rows);
     launch_check("column_kernel");
-    slices_kernel<<<grid_of(C, BLOCK), BLOCK, 0, stream>>>(dbias, column_scratch, slices, C,
-                                                           accumulate);
-    launch_check("slices_kernel");
-    if (dweight == NULL) return;
-    slices_kernel<<<grid_of(C, BLOCK), BLOCK, 0, stream>>>(dweight, column_scratch + slices * C,
-                                                           slices, C, accumulate);
-    launch_check("slices_kernel");
+    slices_add(dbias, dweight, slices, C, accumulate);
 }
 // layernorm_backward: out = xhat * weight + bias with xhat = (inp - mean) * rstd.
 //   in      dout, inp (N,C); mean, rstd (N); accumulate: 0 assigns dweight and dbias, 1 adds
 //   out     dinp (N,C) floatX, added to (the residual stream's gradient is there already);
 //           dweight, dbias (C) real
-//   work    a warp for a row of dinp, then column sums
-//   cost    moves 6*N*C values -> memory-bound            speed   not measured
-static __global__ void layernorm_backward_kernel(floatX *dinp, const floatX *dout,
+//   work    one pass: a warp for a row at a time, in registers, and with it in registers its sums
+//           for dweight and dbias; then the sums of the warps and the slices are added. Rows of more
+//           than 8 packs a lane (C > 2048 in 16 bits) take two passes: rows, then columns
+//   cost    moves 4*N*C values -> memory-bound            speed   not measured
+template <int PACKS>    // of a lane; 0: any number, read twice, and no sums are taken
+static __global__ void layernorm_backward_kernel(floatX *dinp, float *partial, const floatX *dout,
                                                  const floatX *inp, const float *mean,
                                                  const float *rstd, const floatX *weight, size_t N,
                                                  size_t C) {
-    size_t n = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) / WARP;
-    if (n >= N) return; // the whole warp
-    const floatX *x = inp + n * C, *d = dout + n * C;
-    size_t begin = threadIdx.x % WARP * PACK, step = WARP * PACK;
-    float mu = mean[n], scale = rstd[n], sum = 0, dot = 0; // of dxhat, and of dxhat * xhat
-    for (size_t i = begin; i < C; i += step) {
-        Pack g = load_pack(d + i), p = load_pack(x + i), w = load_pack(weight + i);
-        for (int k = 0; k < PACK; k++) {
-            float dxhat = f32(g.x[k]) * f32(w.x[k]);
-            sum += dxhat;
-            dot += dxhat * (f32(p.x[k]) - mu) * scale;
+    __shared__ float of_warps[2][WARPS][COLUMNS];
+    size_t begin = threadIdx.x % WARP * PACK, step = COLUMNS;
+    float sums[PACKS + 1][PACK] = { { 0 } }, dots[PACKS + 1][PACK] = { { 0 } };
+    for (size_t n = blockIdx.x * (size_t)WARPS + threadIdx.x / WARP; n < N;
+         n += (size_t)gridDim.x * WARPS) {
+        const floatX *x = inp + n * C, *d = dout + n * C;
+        float mu = mean[n], scale = rstd[n], sum = 0, dot = 0; // of dxhat, and of dxhat * xhat
+        #pragma unroll
+        for (size_t p = 0; PACKS ? p < PACKS : begin + p * step < C; p++) {
+            size_t i = begin + p * step;
+            if (i >= C) continue;
+            Pack g = load_pack(d + i), v = load_pack(x + i), w = load_pack(weight + i);
+            for (int k = 0; k < PACK; k++) {
+                float xhat = (f32(v.x[k]) - mu) * scale, dxhat = f32(g.x[k]) * f32(w.x[k]);
+                sum += dxhat;
+                dot += dxhat * xhat;
+                if (PACKS) sums[PACKS ? p : 0][k] += f32(g.x[k]);
+                if (PACKS) dots[PACKS ? p : 0][k] += f32(g.x[k]) * xhat;
+            }
+        }
+        sum = warp_sum(sum) / (float)C;
+        dot = warp_sum(dot) / (float)C;
+        for (size_t i = begin; i < C; i += step) { // from the L1 cache
+            Pack g = load_pack(d + i), v = load_pack(x + i), w = load_pack(weight + i);
+            Pack out = load_pack(dinp + n * C + i);
+            for (int k = 0; k < PACK; k++) {
+                float xhat = (f32(v.x[k]) - mu) * scale, dxhat = f32(g.x[k]) * f32(w.x[k]);
+                out.x[k] = fX(f32(out.x[k]) + scale * (dxhat - sum - xhat * dot));
+            }
+            store_pack(dinp + n * C + i, out);
         }
     }
-    sum = warp_sum(sum) / (float)C;
-    dot = warp_sum(dot) / (float)C;
-    for (size_t i = begin; i < C; i += step) {
-        Pack g = load_pack(d + i), p = load_pack(x + i), w = load_pack(weight + i);
-        Pack out = load_pack(dinp + n * C + i);
-        for (int k = 0; k < PACK; k++) {
-            float xhat = (f32(p.x[k]) - mu) * scale, dxhat = f32(g.x[k]) * f32(w.x[k]);
-            out.x[k] = fX(f32(out.x[k]) + scale * (dxhat - sum - xhat * dot));
-        }
-        store_pack(dinp + n * C + i, out);
-    }
+    #pragma unroll
+    for (int p = 0; p < PACKS; p++)
+        add_warps(partial, of_warps, sums[p], dots[p], p * step, blockIdx.x, gridDim.x, C);
 }
 static void layernorm_backward(floatX *dinp, real *dweight, real *dbias, const floatX *dout,
                                const floatX *inp, const real *mean, const real *rstd,
                                const floatX *weight, size_t N, size_t C, int accumulate) {
-    layernorm_backward_kernel<<<grid_of(N, BLOCK / WARP), BLOCK, 0, stream>>>(dinp, dout, inp, mean,
-                                                                              rstd, weight, N, C);
+    size_t packs = div_up(C, COLUMNS), blocks = min_size(div_up(N, WARPS), 2 * COLUMN_SLICES);
+#define ROWS(count) case count: layernorm_backward_kernel<count><<<(unsigned)blocks, BLOCK, 0, \
+    stream>>>(dinp, column_scratch, dout, inp, mean, rstd, weight, N, C); break;
+    switch (packs <= 8 ? packs : 0) {
+        ROWS(0) ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) ROWS(7) ROWS(8)
+    }
     launch_check("layernorm_backward_kernel");
-    column_sums(dbias, dweight, dout, inp, mean, rstd, N, C, accumulate);
+    if (packs <= 8) slices_add(dbias, dweight, blocks, C, accumulate);
+    else column_sums(dbias, dweight, dout, inp, mean, rstd, N, C, accumulate);
 }
 
 // --- 6.3 matmul ---
@@ -1829,8 +1859,8 @@ static void matmul_backward(floatX *dinp, real *dweight, real *dbias, const floa
 //   224..255  [    |    |    | \  ]    3           224..255                  [\   |   ]  warp 3
 //
 // A warp computes its own rows alone: 16-row pieces of them, with mma (section 1). Of a 16x8 piece
-// of a sum, lane 4 g + t holds two neighbours in row g and two in row g + 8; of a 16x16 operand, the
-// same places of two such pieces side by side:
+// of a sum, lane 4 g + t holds two neighbours in row g and two in row g + 8; of a 16x16 operand,
+// the same places of two such pieces side by side:
 //
 //   columns     0 1   2 3   4 5   6 7   |  8 9  10 11 12 13 14 15
 //   row g       t=0   t=1   t=2   t=3   |  t=0   t=1   t=2   t=3
@@ -1859,7 +1889,9 @@ static char *attention_scratch = NULL; // attention_bytes, allocated once
 // 16-row pieces of a warp. Two halve the traffic from shared memory, as each right operand is used
 // twice; but the sums of two gradients of 2 x 16 x 128 would fill the 255 registers of a thread.
 BOTH constexpr int att_pieces(int HS, int of_keys) { return of_keys && HS > 64 ? 1 : 2; }
-BOTH constexpr int att_rows(int HS, int of_keys) { return ATT_WARPS * 16 * att_pieces(HS, of_keys); }
+BOTH constexpr int att_rows(int HS, int of_keys) { // of a block
+    return ATT_WARPS * 16 * att_pieces(HS, of_keys);
+}
 // Keys in a tile of forward: as many scores as fit beside the sums. (48 for 128 channels spills.)
 BOTH constexpr int att_keys(int HS) { return HS > 64 ? 32 : 64; }
 // Shared memory: rows of one (forward) or two tensors, two buffers of tiles of two tensors. At most
@@ -1888,7 +1920,7 @@ DEVICE void att_place(int *head, int *place, int heads, int places) {
     *head = first + within % count;
     *place = within / count;
 }
-template <int HS> DEVICE unsigned att_at(unsigned row, unsigned chunk) { // element of a tile, see above
+template <int HS> DEVICE unsigned att_at(unsigned row, unsigned chunk) { // in a tile, see above
     return row * HS + (chunk ^ (row & 7)) * 8;
 }
 // Starts the copy of ROWS rows of HS channels, row t at t * ld; those from T on become zero. Not
@@ -1896,7 +1928,7 @@ template <int HS> DEVICE unsigned att_at(unsigned row, unsigned chunk) { // elem
 template <int HS, int ROWS>
 DEVICE void att_load(floatX *tile, const floatX *from, int ld, int first, int T) {
     _Pragma("unroll 1")
-    for (unsigned i = here(threadIdx.x); i < ROWS * HS / 8; i += ATT_THREADS) {
+    for (unsigned i = opaque(threadIdx.x); i < ROWS * HS / 8; i += ATT_THREADS) {
         unsigned c = i % (HS / 8);
         int r = (int)(i / (HS / 8)), row = first + r;
         cp_async_16(tile + att_at<HS>(r, c), from + (size_t)(row < T ? row : 0) * ld + 8 * c,
@@ -1914,7 +1946,7 @@ template <int HS, int M> DEVICE void att_keep(uint32_t (*x)[HS / 16][4], const f
 template <int HS, int M, int N, int KEPT>
 DEVICE void att_scores(float (*s)[N][4], uint32_t (*x)[HS / 16][4], const floatX *own,
                        const floatX *tile) {
-    unsigned lane = here(threadIdx.x % 32);
+    unsigned lane = opaque(threadIdx.x % 32);
     unsigned left = att_at<HS>(lane % 16, lane / 16);
     unsigned right = att_at<HS>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
     ATT_UNROLL
@@ -1973,8 +2005,8 @@ DEVICE void att_weigh(float (*sum)[HS / 8][4], float (*weights)[N][4], const flo
         }
     }
 }
-// Writes sum * factor to the rows from `row` that are below T. They pass through the place in shared
-// memory that held this warp's own rows, to leave in pieces of 16 bytes.
+// Writes sum * factor to the rows from `row` that are below T. They pass through the place in
+// shared memory that held this warp's own rows, to leave in pieces of 16 bytes.
 template <int HS, int M>
 DEVICE void att_store(floatX *to, int ld, int row, int T, floatX *own, float (*sum)[HS / 8][4],
                       float factor) {
@@ -2026,14 +2058,13 @@ DEVICE void att_normalise(float (*acc)[HS / 8][4], float *lse, float (*max)[2], 
     ATT_UNROLL
     for (int m = 0; m < M; m++) ATT_UNROLL for (int r = 0; r < 2; r++) {
         int at = row + 16 * m + g + 8 * r;
-        float all = sum[m][r], inverse;
+        float all = sum[m][r], share;
         all += __shfl_xor_sync(~0u, all, 1);
         all += __shfl_xor_sync(~0u, all, 2);
-        inverse = 1 / all;
-        if (lse && t == 0 && at < T)
-            lse[at] = (max[m][r] + log2f(all)) * (float)M_LN2;
+        share = 1 / all;
+        if (lse && t == 0 && at < T) lse[at] = (max[m][r] + log2f(all)) * (float)M_LN2;
         ATT_UNROLL
-        for (int n = 0; n < HS / 8; n++) acc[m][n][2 * r] *= inverse, acc[m][n][2 * r + 1] *= inverse;
+        for (int n = 0; n < HS / 8; n++) acc[m][n][2 * r] *= share, acc[m][n][2 * r + 1] *= share;
     }
 }
 // attention_forward_mma: forward for head sizes 64 and 128 on tensor cores.
@@ -2051,6 +2082,7 @@ template <int HS>
 __global__ void __launch_bounds__(ATT_THREADS, 2)
 attention_forward_mma(floatX *out, float *lse, const floatX *qkv, int T, int C, int heads,
                       float log_scale) {
+    if (!HAS_MMA) return; // compiled away, as all of this
     enum { ROWS = att_rows(HS, 0), M = att_pieces(HS, 0), KEYS = att_keys(HS), N = KEYS / 8,
            TILE = KEYS * HS, KEPT = HS == 64 };
     extern __shared__ __align__(128) floatX att_shared[];
@@ -2075,7 +2107,7 @@ attention_forward_mma(floatX *out, float *lse, const floatX *qkv, int T, int C, 
         cp_async_wait(0);
         __syncthreads(); // the tile has arrived for all warps, and none still reads `next`
         if (key + KEYS < end) {
-            const floatX *k = qkv + ((size_t)here(start) * 3 + 1) * C + here(channel);
+            const floatX *k = qkv + ((size_t)opaque(start) * 3 + 1) * C + opaque(channel);
             att_load<HS, KEYS>(next, k, 3 * C, key + KEYS, T);
             att_load<HS, KEYS>(next + TILE, k + C, 3 * C, key + KEYS, T);
             cp_async_commit();
@@ -2088,7 +2120,7 @@ attention_forward_mma(floatX *out, float *lse, const floatX *qkv, int T, int C, 
         att_softmax<HS, M, N>(s, acc, max, sum, log_scale);
         att_weigh<HS, M, N>(acc, s, tile + TILE);
     }
-    if (lse) lse += (size_t)here(start) * NH + (size_t)(channel / HS) * T; // head * T
+    if (lse) lse += (size_t)opaque(start) * NH + (size_t)(channel / HS) * T; // head * T
     att_normalise<HS, M>(acc, lse, max, sum, row, T);
     att_store<HS, M>(out + (size_t)start * C + channel, C, row, T, own, acc, 1);
 }
@@ -2221,31 +2253,37 @@ static void attention_cached(floatX *out, floatX *keys, floatX *values, const fl
 
 // attention_backward: with P = softmax(S), S = scale q k^T, out = P v:
 //   dv = P^T dout;  dP = dout v^T;  dS = P (dP - rowsum(dP * P)) scale;  dq = dS k;  dk = dS^T q
-// P is made again from qkv and lse. Two kernels, each with own sums in registers: no atomics, the
-// same bits in every run. One owns queries (S, dP, dq), one keys (S, dP, dv, dk): 7 products instead
-// of 5. Tried on paper and left: one kernel and partial sums of dq, whose traffic (float, once for
-// every 128 keys) costs at T = 1024 as much time as the two products.
+// P is made again from qkv and lse. Two kernels, each with its own sums in registers: no atomics,
+// the same bits in every run. One owns queries (S, dP, dq), one keys (S, dP, dv, dk): 7 products
+// instead of 5. Left on paper: one kernel and partial sums of dq for every 128 keys. At T = 1024
+// and HS = 64 their traffic (4.5 times B*T*C float, written and read) costs what two products do.
 
 DEVICE int att_padded(int T) { return (T + ATT_PAD - 1) / ATT_PAD * ATT_PAD; }
 // attention_rowsums: what backward needs of a query beside its row.
 //   in      dout, out (B,T,C) floatX; lse (heads,T) float
 //   out     stats (heads,Tp) of {lse * log2(e), rowsum(dout * out)}; rowsum(dP * P) is the same.
-//           Tp: T padded to ATT_PAD; the padding gets 0: its P counts nothing, as its dout is loaded as 0
-//   work    a warp to a row of a head
+//           Tp: T padded to ATT_PAD; the padding gets 0, which will meet rows of zeros
+//   work    128 rows of a head to a block, 32 to a warp: lane i keeps the sum of row i
 //   cost    moves 4*B*T*C bytes in 16 bits -> memory-bound
+//   speed   not measured
 __global__ void __launch_bounds__(ATT_THREADS)
-attention_rowsums(float2 *stats, const floatX *dout, const floatX *out, const float *lse, size_t B,
-                  size_t T, size_t C, size_t NH) {
-    size_t row = (size_t)blockIdx.x * ATT_WARPS + threadIdx.x / 32, HS = C / NH;
-    size_t Tp = att_padded((int)T), h = row % NH, t = row / NH % Tp;
-    size_t b = row / NH / Tp, at = (b * T + t) * C + h * HS;
-    float sum = 0;
-    if (b < B && t < T)
-        for (size_t c = threadIdx.x % 32; c < HS; c += 32) sum += f32(dout[at + c]) * f32(out[at + c]);
-    sum = warp_sum(sum);
-    if (b < B && threadIdx.x % 32 == 0)
-        stats[(b * NH + h) * Tp + t] = make_float2(
-            t < T ? lse[(b * NH + h) * T + t] * (float)M_LOG2E : 0, sum);
+attention_rowsums(float2 *stats, const floatX *dout, const floatX *out, const float *lse, int T,
+                  int HS, int C) {
+    int Tp = att_padded(T), lane = threadIdx.x % 32, head = (int)blockIdx.x / (Tp / ATT_PAD);
+    int first = (int)blockIdx.x % (Tp / ATT_PAD) * ATT_PAD + (int)threadIdx.x / 32 * 32;
+    size_t start = ((size_t)(head / (C / HS)) * T + first) * C + head % (C / HS) * HS;
+    float rowsum = 0;
+    _Pragma("unroll 4")
+    for (int i = 0; i < 32; i++) {
+        const floatX *x = dout + start + (size_t)i * C, *y = out + start + (size_t)i * C;
+        float sum = 0;
+        if (first + i < T) for (int c = lane; c < HS; c += 32) sum += f32(x[c]) * f32(y[c]);
+        sum = warp_sum(sum);
+        if (lane == i) rowsum = sum;
+    }
+    int t = first + lane;
+    stats[(size_t)head * Tp + t] = make_float2(
+        t < T ? lse[(size_t)head * T + t] * (float)M_LOG2E : 0, rowsum);
 }
 
 // What a backward kernel works on: own rows x, y (queries and dout, or keys and values) and tiles
@@ -2281,19 +2319,22 @@ DEVICE void att_gradient(float (*s)[ATT_STEP / 8][4], float (*dp)[ATT_STEP / 8][
 }
 // The stats of `count` queries.
 DEVICE void att_load_stats(float2 *to, const float2 *from, int count) {
-    if ((int)threadIdx.x < count / 2) cp_async_16(to + 2 * threadIdx.x, from + 2 * threadIdx.x, 16);
+    int i = 2 * (int)threadIdx.x;
+    if (i < count) cp_async_16(to + i, from + i, 16);
 }
 // attention_backward of head sizes 64 and 128 on tensor cores, for the queries or for the keys.
 //   in      dout (B,T,C), qkv (B,T,3C) floatX; stats (heads,Tp) from attention_rowsums
 //   out     dqkv (B,T,3C) floatX: the queries' part, or those of keys and values
-//   work    a block of 4 warps: 128 own rows of a head, 32 to a warp (keys of 128 channels: 64, 16);
-//           tiles of 32 rows; grid B*NH * ceil(T / own rows); shared 49, 97; 48.5, 64.5 KB
+//   work    a block of 4 warps: 128 own rows of a head, 32 to a warp (64, 16: keys of 128
+//           channels); tiles of 32 rows; grid B*NH * ceil(T / own rows);
+//           shared for queries 49 or 97, for keys 48.5 or 64.5 KB
 //   needs   as attention_forward_mma
 //   cost    3*B*T*T*C flops for queries, 4*B*T*T*C for keys, B*NH*T*T/2 exponentials each
 //   speed   not measured
 template <int HS, int OF_KEYS>
 DEVICE void att_backward(floatX *dqkv, const floatX *dout, const float2 *stats, const floatX *qkv,
                          int T, int C, int heads, float log_scale) {
+    if (!HAS_MMA) return;
     enum { ROWS = att_rows(HS, OF_KEYS), M = att_pieces(HS, OF_KEYS), N = ATT_STEP / 8,
            TILE = ATT_STEP * HS, KEPT = HS == 64 && !OF_KEYS };
     extern __shared__ __align__(128) floatX att_shared[];
@@ -2321,25 +2362,26 @@ DEVICE void att_backward(floatX *dqkv, const floatX *dout, const float2 *stats, 
         cp_async_wait(0);
         __syncthreads(); // the tile has arrived for all warps, and none still reads `next`
         if (other + ATT_STEP < end) {
-            AttSides again = att_sides(dout, qkv, here(start), here(channel), C, OF_KEYS);
-            att_load<HS, ATT_STEP>(next, again.other_x, again.other_x_ld, other + ATT_STEP, T);
-            att_load<HS, ATT_STEP>(next + TILE, again.other_y, again.other_y_ld, other + ATT_STEP, T);
+            int then = other + ATT_STEP;
+            AttSides b = att_sides(dout, qkv, opaque(start), opaque(channel), C, OF_KEYS);
+            att_load<HS, ATT_STEP>(next, b.other_x, b.other_x_ld, then, T);
+            att_load<HS, ATT_STEP>(next + TILE, b.other_y, b.other_y_ld, then, T);
             if (OF_KEYS) att_load_stats(the_stats + (1 - buffer) * ATT_STEP,
-                                        stats + here(queries) + other + ATT_STEP, ATT_STEP);
+                                        stats + opaque(queries) + then, ATT_STEP);
             cp_async_commit();
         }
-        if (KEPT && other == begin)
-            att_keep<HS, M>(x, own_x), att_keep<HS, M>(y, own_y);
+        if (KEPT && other == begin) att_keep<HS, M>(x, own_x), att_keep<HS, M>(y, own_y);
         if (OF_KEYS ? other + ATT_STEP <= row : other >= row + 16 * M) continue; // nothing seen
         float s[M][N][4] = {}, dp[M][N][4] = {};
         att_scores<HS, M, N, KEPT>(s, x, own_x, tile);
         att_mask<M, N, OF_KEYS>(s, row, other);
         att_scores<HS, M, N, KEPT>(dp, y, own_y, tile + TILE);
-        att_gradient<M, OF_KEYS>(s, dp, the_stats + (OF_KEYS ? buffer * ATT_STEP : of_warp), log_scale);
+        const float2 *of_queries = the_stats + (OF_KEYS ? buffer * ATT_STEP : of_warp);
+        att_gradient<M, OF_KEYS>(s, dp, of_queries, log_scale);
         if (OF_KEYS) att_weigh<HS, M, N>(dy, s, tile + TILE);
         att_weigh<HS, M, N>(dx, dp, tile);
     }
-    floatX *to = dqkv + ((size_t)here(start) * 3 + OF_KEYS) * C + channel;
+    floatX *to = dqkv + ((size_t)opaque(start) * 3 + OF_KEYS) * C + channel;
     att_store<HS, M>(to, 3 * C, row, T, own_x, dx, log_scale * (float)M_LN2);
     if (OF_KEYS) att_store<HS, M>(to + C, 3 * C, row, T, own_y, dy, 1);
 }
@@ -2359,8 +2401,7 @@ attention_backward_keys(floatX *dqkv, const floatX *dout, const float2 *stats, c
 //   speed   not measured
 __global__ void __launch_bounds__(ATT_THREADS, 4)
 attention_backward_plain(floatX *dqkv, const floatX *dout, const float2 *stats, const floatX *qkv,
-                         int T, int HS, int C, int heads, float log_scale,
-                         int of_keys) {
+                         int T, int HS, int C, int heads, float log_scale, int of_keys) {
     unsigned at = blockIdx.x * ATT_WARPS + threadIdx.x / 32;
     int lane = threadIdx.x % 32, head = (int)(at % heads), row = (int)(at / heads);
     if (row >= T) return;
@@ -2375,15 +2416,16 @@ attention_backward_plain(floatX *dqkv, const floatX *dout, const float2 *stats, 
         float s = 0, dp = 0;
         for (int i = 0; i < count; i++) {
             float score = att_dot(x, a.other_x + (size_t)(other + i) * a.other_x_ld, HS);
-            float dscore = att_dot(y, a.other_y + (size_t)(other + i) * a.other_y_ld, HS);
-            if (i == lane) s = score, dp = dscore;
+            float dprob = att_dot(y, a.other_y + (size_t)(other + i) * a.other_y_ld, HS);
+            if (i == lane) s = score, dp = dprob;
         }
         float2 query = stats[of_keys ? other + (lane < count ? lane : 0) : row];
-        float p = exp2f(s * log_scale - query.x), ds = p * (dp - query.y) * log_scale * (float)M_LN2;
+        float p = exp2f(s * log_scale - query.x);
+        float ds = p * (dp - query.y) * log_scale * (float)M_LN2;
         for (int i = 0; i < count; i++) {
-            att_add(dx, __shfl_sync(~0u, ds, i), a.other_x + (size_t)(other + i) * a.other_x_ld, HS);
-            float weight = __shfl_sync(~0u, p, i);
-            if (of_keys) att_add(dy, weight, a.other_y + (size_t)(other + i) * a.other_y_ld, HS);
+            float ds_i = __shfl_sync(~0u, ds, i), p_i = __shfl_sync(~0u, p, i);
+            att_add(dx, ds_i, a.other_x + (size_t)(other + i) * a.other_x_ld, HS);
+            if (of_keys) att_add(dy, p_i, a.other_y + (size_t)(other + i) * a.other_y_ld, HS);
         }
     }
     ATT_UNROLL
@@ -2417,9 +2459,9 @@ static void attention_backward(floatX *dqkv, const floatX *dout, const floatX *o
     float log_scale = (float)M_LOG2E / sqrtf((float)HS);
     float2 *stats = (float2 *)attention_scratch;
     attention_check(heads * round_up(T, ATT_PAD), HS);
-    unsigned blocks = (unsigned)div_up(heads * round_up(T, ATT_PAD), ATT_WARPS);
-    attention_rowsums<<<blocks, ATT_THREADS, 0, stream>>>(stats, dout, out, lse, B, T, C,
-                                                                    NH);
+    unsigned blocks = (unsigned)(heads * div_up(T, ATT_PAD));
+    attention_rowsums<<<blocks, ATT_THREADS, 0, stream>>>(stats, dout, out, lse, (int)T, (int)HS,
+                                                          (int)C);
     launch_check("attention_rowsums");
     if (attention_is_mma(HS)) {
         if (HS == 64) att_launch_backward<64>(dqkv, dout, stats, qkv, T, C, heads, log_scale);

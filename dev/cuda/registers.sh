@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # registers.sh [PRECISION]: registers, shared memory and spills of every kernel of train_gpt.cu, as
 # ptxas reports them for sm_80, sm_90 and sm_100. Exit 1 if one spills, or is over its budget:
-# 65536 registers of a multiprocessor must feed at least 8 warps, attention's blocks excepted (they
-# are launched with 128 threads and may take all 255).
+# 128 registers, so that a multiprocessor holds 16 warps; but 192 for layernorm_backward, whose sums
+# live in them, and 255 for attention, which is launched with 128 threads.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 nvcc=${NVCC:-$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}
@@ -29,7 +29,8 @@ sort "$work/all" | awk '
       if (key != name) { flush(); name = key; row = "" }
       row = row sprintf("%s %s: %3d %6d%s", row == "" ? "" : " |", $(NF - 3), $(NF - 2), $(NF - 1),
                         $NF > 0 ? " SPILLS " $NF " bytes" : "")
-      if ($NF > 0 || ($(NF - 2) > 128 && key !~ /^att/)) bad = bad "\n" key " on " $(NF - 3) }
+      most = key ~ /^att/ ? 255 : key ~ /^layernorm_backward/ ? 192 : 128
+      if ($NF > 0 || $(NF - 2) > most) bad = bad "\n" key " on " $(NF - 3) }
     END { flush(); kernels = NR / 3
           if (NR == 0) { print "ptxas reported no kernel"; exit 1 }
           if (bad != "") { print "over budget:" bad; exit 1 }

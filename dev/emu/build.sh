@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # build.sh OUT MODE FILE.cu [compiler flags]: build a CUDA program that runs on the CPU.
+# build.sh --headers: say where CUDA's headers are
 #
 #   MODE fast   g++ -O2: the quick check; EMU_SHUFFLE, EMU_LAZY choose schedules at run time
 #        asan   with AddressSanitizer and UndefinedBehaviorSanitizer
@@ -14,9 +15,9 @@ here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
 die() { echo "build.sh: error: $*" >&2; exit 1; }
 
-[ $# -ge 3 ] || die "usage: build.sh OUT fast|asan|race FILE.cu [compiler flags]"
-out=$1 mode=$2 file=$3
-shift 3
+[ "${1:-}" = --headers ] || [ $# -ge 3 ] || die "usage: build.sh OUT fast|asan|race FILE.cu [compiler flags]"
+out=$1 mode=${2:-fast} file=${3:-$0}
+[ $# -lt 3 ] || shift 3
 [ -f "$file" ] || die "$file: no such file"
 cxx=${CXX:-g++}
 lib_cxx=$cxx
@@ -45,6 +46,7 @@ find_cuda() {
 cuda=$(find_cuda)
 [ -n "$cuda" ] || die "no CUDA headers: set CUDA_HOME or run dev/emu/get_headers.sh"
 [ -f "$cuda/include/cuda_runtime.h" ] || die "CUDA_HOME=$cuda has no include/cuda_runtime.h"
+if [ "$out" = --headers ]; then echo "$cuda/include"; exit; fi
 has() { [ -f "$cuda/include/$1" ]; }
 mpi_compile="" mpi_link=""
 if command -v mpicxx >/dev/null; then
