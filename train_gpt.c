@@ -2,11 +2,13 @@
 //
 // === 0. Read me first ================================================================== [shared]
 // Build    cc -O3 -march=native -fno-math-errno -fopenmp train_gpt.c -o train_gpt -lm    (or: make)
+//          nvcc -O3 -arch=native -Xcompiler -fopenmp train_gpt.cu -o train_gpt_cuda -lcublasLt
+//                                                                            (or: make cuda)
 // Run      ./train_gpt --train my.txt               a small model on your text, checkpoints in out/
 //          ./train_gpt --resume                     go on where it stopped
 //          ./train_gpt --sample "Once upon"         continue a prompt with what was trained
 //          ./train_gpt --help                       all flags
-//          mpirun -np 4 ./train_gpt ...             the same training on 4 processes (make MPI=1)
+//          mpirun -np 4 ./train_gpt ...             the same training on 4 processes or GPUs
 //
 // Contents
 //   0  Read me first
@@ -47,7 +49,8 @@
 //   (N,C) beside an array is its shape, last index fastest.
 //
 // Limits. GPT-2 as published: learned positions, tanh GELU, tied head, no dropout. Results do not
-// depend on the number of threads; they do depend on the compiler and the instruction set.
+// depend on the number of threads; they do depend on the compiler and the instruction set, or on
+// the GPU and its cuBLASLt.
 
 // === 1. Includes and compile-time switches =======================================================
 
