@@ -125,10 +125,19 @@ static inline floatX fX(real value) { // to the nearest, ties to even; NaN stays
     floatX x = { (uint16_t)((value != value ? bits | 0x400000 : rounded) >> 16) };
     return x;
 }
+// Up or down with the odds that make it right on average; NaN and Inf stay.
+static inline floatX fX_random(real value, uint32_t random) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    floatX x = { (uint16_t)((bits + (random & 0xffff)) >> 16) };
+    return isfinite(value) ? x : fX(value);
+}
 #else
 static inline real f32(floatX x) { return x; }
 static inline floatX fX(real x) { return x; }
+static inline floatX fX_random(real x, uint32_t random) { (void)random; return x; }
 #endif
+enum { has_master = sizeof(floatX) < sizeof(real) }; // weights may have a copy of type real
 // Vectors of the matrix product: VL lanes in a register. The sums of a tile, MR rows of NV vectors,
 // take 16 of 32 registers, enough to hide the latency of FMA (4 cycles x 2 units): 8x48, 6x64,
 // 12x32, 14x32 were equal and divide fewer shapes. Of 16 registers they take 12: 8 were 5 % slower.
@@ -711,6 +720,7 @@ static const char *const group_titles[NUM_GROUPS] = {
     X(I, seed,              TRAIN,  "1337",   0, 4294967295.0, "weights, shuffle, samples") \
     X(E, matmul,            TRAIN,  "fp32",   0, 0,       "fp32|tf32|bf16") \
     X(I, gelu_fusion,       TRAIN,  "1",      0, 1,       "0: the same bits at every --recompute") \
+    X(I, master_weights,    TRAIN,  "1",      0, 1,       "bf16: 0 rounds at random instead") \
     X(I, zero,              TRAIN,  "1",      0, 1,       "1: a rank keeps its share of m and v") \
     X(I, pairwise,          TRAIN,  "1",      0, 1,       "0: one gradient buffer, other sums") \
     X(I, recompute,         TRAIN,  "0",      0, 3,       "redo: 1 GELU, 2 +layernorms, 3 layers") \
@@ -1792,11 +1802,16 @@ static void classifier_forward_backward(real *losses, floatX *logits, const int3
 
 // --- 6.7 adamw ---
 // adamw_update: one step on count neighbouring parameters.
-//   in      g real; hyper: scaled for this step; master: NULL where weights are stored as real
+//   in      g real; hyper: scaled for this step; master: NULL where weights are stored as real, or
+//           rounded at random: w then does without it
 //   in/out  w floatX; master, m, v real
 //   cost    moves 7 values a parameter in fp32 (reads w g m v, writes w m v) -> memory-bound
 //   source  Loshchilov & Hutter 2019; the order of operations is torch.optim.AdamW's
-typedef struct { real grad_scale, beta1, beta2, eps, step_size, root_correction, keep; } AdamW;
+typedef struct {
+    real grad_scale, beta1, beta2, eps, step_size, root_correction, keep;
+    int is_random;
+    uint64_t draw; // number of the first parameter's draw
+} AdamW;
 
 static void adamw_update(floatX *w, real *master, real *m, real *v, const real *g, size_t count,
                          AdamW h) {
@@ -1812,7 +1827,8 @@ static void adamw_update(floatX *w, real *master, real *m, real *v, const real *
             real root = (real)sqrt(v[i]) * h.root_correction + h.eps;
             weight = weight * h.keep - h.step_size * m[i] / root;
             if (master) master[i] = weight;
-            w[i] = fX(weight);
+            w[i] = has_master && h.is_random ? fX_random(weight, (uint32_t)hash64(h.draw + i))
+                                             : fX(weight);
         }
     }
 }
@@ -2076,7 +2092,7 @@ static size_t acts_lay_out(ActInfo *out, Config c, size_t B, size_t T, int r, in
     X(grads,     real,    y.count * is_trained * num_sums,                    "gradients") \
     X(m,         real,    state_count(model, y.count) * is_trained,           "Adam m") \
     X(v,         real,    state_count(model, y.count) * is_trained,           "Adam v") \
-    X(master,    real,    state_count(model, y.count) * is_trained * has_master, "master weights") \
+    X(master,    real,    state_count(model, y.count) * is_trained * masters, "master weights") \
     X(inbox,     real,    inbox_count(&y) * is_trained,                       "others' gradients") \
     X(acts,      char,    act_bytes,                                          "activations") \
     X(tokens,    int32_t, 2 * B * T,                                          "tokens") \
@@ -2088,12 +2104,11 @@ static size_t acts_lay_out(ActInfo *out, Config c, size_t B, size_t T, int r, in
 enum { BUFFERS(BUFFER_ENUM) BUF_scratch, NUM_BUFFERS };
 typedef struct { const char *what; size_t bytes; } BufferInfo;
 
-enum { has_master = sizeof(floatX) < sizeof(real) };
-
 typedef struct {
     Config config;
     size_t B, T;          // the largest micro-batch
     int recompute, is_trained;
+    int is_random;        // weights have no master copy, and are rounded at random
     int zero;             // 1: of m, v and master this rank holds its shard of each bucket only
     int levels;           // the gradients of 2^levels micro-batches, or runs of them, are added
     int slot, folds;      //   pairwise (10): a pass goes to buffer slot, then folds sums follow
@@ -2120,6 +2135,7 @@ static void gpt_plan(Model *model, BufferInfo *infos) {
     Config c = model->config;
     size_t B = model->B, T = model->T, cache_T = model->cache_T;
     size_t is_trained = (size_t)model->is_trained, num_sums = (size_t)model->levels + 1;
+    size_t masters = has_master && !model->is_random;
     Layout y = layout_of(c);
     size_t act_bytes = acts_lay_out(model->act_infos, c, B, T, model->recompute, model->is_trained);
     model->layout = y;
@@ -2184,7 +2200,7 @@ static real *state_of(const Model *model, char group, size_t bucket, size_t *lo,
 static void bucket_to_host(real *out, const Model *model, char group, size_t bucket) {
     size_t all = bucket_count(&model->layout, bucket), lo, count;
     progress_mark("writing a bucket");
-    if (group == 'w' && !has_master) {
+    if (group == 'w' && model->master == NULL) {
         values_to_host(out, model->weights + bucket_start(&model->layout, bucket), all);
         return;
     }
@@ -2198,7 +2214,7 @@ static void bucket_to_dev(Model *model, char group, size_t bucket, const real *v
     progress_mark("loading a bucket");
     if (group == 'w')
         values_to_dev(model->weights + bucket_start(&model->layout, bucket), values, all);
-    if (group == 'w' && (!has_master || !model->is_trained)) return;
+    if (group == 'w' && model->master == NULL) return;
     real *state = state_of(model, group, bucket, &lo, &count);
     to_dev(state, values + lo, count * sizeof(real));
 }
@@ -2612,6 +2628,7 @@ static void gpt_update(Model *model, const Flags *f, double lr, double norm, uin
     // torch's clip_grad_norm_
     double clip = f->grad_clip > 0 ? fmin(1, f->grad_clip / (norm + 1e-6)) : 1;
     AdamW h;
+    h.is_random = model->is_random;
     h.grad_scale = (real)(clip / model->loss_scale);
     h.beta1 = (real)f->beta1;
     h.beta2 = (real)f->beta2;
@@ -2622,7 +2639,7 @@ static void gpt_update(Model *model, const Flags *f, double lr, double norm, uin
         size_t start = bucket_start(y, bucket), first, count;
         real *m = state_of(model, 'm', bucket, &first, &count);
         real *v = state_of(model, 'v', bucket, &first, &count);
-        real *master = has_master ? state_of(model, 'w', bucket, &first, &count) : NULL;
+        real *master = model->master == NULL ? NULL : state_of(model, 'w', bucket, &first, &count);
         for (int i = 0; i < NUM_PARAMS; i++) {
             const ParamInfo *p = &y->params[i];
             size_t lo = max_size(p->offset, first);
@@ -2630,6 +2647,7 @@ static void gpt_update(Model *model, const Flags *f, double lr, double norm, uin
             if (p->scope != bucket_scope(y, bucket) || lo >= hi) continue;
             size_t at = lo - first;
             h.keep = (real)(p->is_matrix ? 1 - lr * f->weight_decay : 1);
+            h.draw = hash64((uint64_t)f->seed + hash64(t)) + start + lo;
             adamw_update(model->weights + start + lo, master ? master + at : NULL, m + at, v + at,
                          model->grads + start + lo, hi - lo, h);
         }
@@ -4919,6 +4937,9 @@ static void run_open(Run *run, const Flags *given) {
     model->recompute = (int)f->recompute;
     model->is_trained = is_training || f->plan;
     model->zero = (int)f->zero;
+    model->is_random = !f->master_weights;
+    check(f->master_weights || !strcmp(PRECISION_NAME, "bf16"), EXIT_USAGE, "--master_weights 0 is "
+          "for a bf16 build; this one is %s", PRECISION_NAME);
     // A resume with another number of ranks keeps the batch.
     if (ranks > 1 && f->total_batch_tokens == 0 && is_training)
         f->total_batch_tokens = f->batch_size * f->seq_len * ranks;

@@ -202,6 +202,16 @@ enum { HAS_LOSS_SCALE = 1 };
 #else
 enum { HAS_LOSS_SCALE = 0 };
 #endif
+enum { has_master = sizeof(floatX) < sizeof(real) }; // weights may have a copy of type real
+// Up or down with the odds that make it right on average; NaN and Inf stay. For bf16 only.
+BOTH floatX fX_random(float value, uint32_t random) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    bits = (bits + (random & 0xffff)) & 0xffff0000;
+    float rounded;
+    memcpy(&rounded, &bits, sizeof rounded);
+    return fX(isfinite(value) ? rounded : value);
+}
 // Messages between processes, bare; 5.3 gives them their meaning. Each call of NCCL returns NULL,
 // or what went wrong.
 #ifdef USE_MPI
@@ -727,6 +737,7 @@ static const char *const group_titles[NUM_GROUPS] = {
     X(I, seed,              TRAIN,  "1337",   0, 4294967295.0, "weights, shuffle, samples") \
     X(E, matmul,            TRAIN,  "fp32",   0, 0,       "fp32|tf32|bf16") \
     X(I, gelu_fusion,       TRAIN,  "1",      0, 1,       "0: the same bits at every --recompute") \
+    X(I, master_weights,    TRAIN,  "1",      0, 1,       "bf16: 0 rounds at random instead") \
     X(I, zero,              TRAIN,  "1",      0, 1,       "1: a rank keeps its share of m and v") \
     X(I, pairwise,          TRAIN,  "1",      0, 1,       "0: one gradient buffer, other sums") \
     X(I, recompute,         TRAIN,  "0",      0, 3,       "redo: 1 GELU, 2 +layernorms, 3 layers") \
@@ -2550,13 +2561,18 @@ static void classifier_forward_backward(real *losses, floatX *logits, const int3
 
 // --- 6.7 adamw ---
 // adamw_update: one step on count neighbouring parameters.
-//   in      g real; hyper: scaled for this step; master: NULL where weights are stored as real
+//   in      g real; hyper: scaled for this step; master: NULL where weights are stored as real, or
+//           rounded at random: w then does without it
 //   in/out  w floatX; master, m, v real
 //   work    a thread for 16 bytes of w, every access 16 bytes; grad_scale clips on the way
 //   cost    moves 30 bytes a parameter in bf16 (reads master g m v, writes w master m v)
 //   speed   not measured
 //   source  Loshchilov & Hutter 2019; the order of operations is torch.optim.AdamW's
-typedef struct { real grad_scale, beta1, beta2, eps, step_size, root_correction, keep; } AdamW;
+typedef struct {
+    real grad_scale, beta1, beta2, eps, step_size, root_correction, keep;
+    int is_random;
+    uint64_t draw; // number of the first parameter's draw
+} AdamW;
 
 DEVICE float adamw_one(float weight, float *m, float *v, float grad, const AdamW &h) {
     grad *= h.grad_scale;
@@ -2565,13 +2581,20 @@ DEVICE float adamw_one(float weight, float *m, float *v, float grad, const AdamW
     float root = sqrtf(*v) * h.root_correction + h.eps;
     return weight * h.keep - h.step_size * *m / root;
 }
+DEVICE floatX adamw_store(float weight, const AdamW &h, size_t i) {
+    if (!h.is_random) return fX(weight);
+    uint64_t x = h.draw + i + 0x9e3779b97f4a7c15u; // as hash64, which runs on the host only
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+    return fX_random(weight, (uint32_t)(x ^ x >> 31));
+}
 static __global__ void adamw_kernel(floatX *w, float *master, float *m, float *v, const float *g,
                                     size_t count, AdamW h) {
     size_t at = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * PACK;
     for (size_t i = at; i < count && at + PACK > count; i++) { // the last few
         float weight = adamw_one(master ? master[i] : f32(w[i]), m + i, v + i, g[i], h);
         if (master) master[i] = weight;
-        w[i] = fX(weight);
+        w[i] = adamw_store(weight, h, i);
     }
     if (at + PACK > count) return;
     float weight[PACK], mean[PACK], square[PACK], grad[PACK];
@@ -2586,7 +2609,7 @@ static __global__ void adamw_kernel(floatX *w, float *master, float *m, float *v
     }
     for (int k = 0; k < PACK; k++) {
         weight[k] = adamw_one(weight[k], mean + k, square + k, grad[k], h);
-        stored.x[k] = fX(weight[k]);
+        stored.x[k] = adamw_store(weight[k], h, at + k);
     }
     store_reals(m + at, mean);
     store_reals(v + at, square);
@@ -2871,7 +2894,7 @@ static size_t acts_lay_out(ActInfo *out, Config c, size_t B, size_t T, int r, in
     X(grads,     real,    y.count * is_trained * num_sums,                    "gradients") \
     X(m,         real,    state_count(model, y.count) * is_trained,           "Adam m") \
     X(v,         real,    state_count(model, y.count) * is_trained,           "Adam v") \
-    X(master,    real,    state_count(model, y.count) * is_trained * has_master, "master weights") \
+    X(master,    real,    state_count(model, y.count) * is_trained * masters, "master weights") \
     X(inbox,     real,    inbox_count(&y) * is_trained,                       "others' gradients") \
     X(acts,      char,    act_bytes,                                          "activations") \
     X(tokens,    int32_t, 2 * B * T,                                          "tokens") \
@@ -2883,12 +2906,11 @@ static size_t acts_lay_out(ActInfo *out, Config c, size_t B, size_t T, int r, in
 enum { BUFFERS(BUFFER_ENUM) BUF_scratch, NUM_BUFFERS };
 typedef struct { const char *what; size_t bytes; } BufferInfo;
 
-enum { has_master = sizeof(floatX) < sizeof(real) };
-
 typedef struct {
     Config config;
     size_t B, T;          // the largest micro-batch
     int recompute, is_trained;
+    int is_random;        // weights have no master copy, and are rounded at random
     int zero;             // 1: of m, v and master this rank holds its shard of each bucket only
     int levels;           // the gradients of 2^levels micro-batches, or runs of them, are added
     int slot, folds;      //   pairwise (10): a pass goes to buffer slot, then folds sums follow
@@ -2915,6 +2937,7 @@ static void gpt_plan(Model *model, BufferInfo *infos) {
     Config c = model->config;
     size_t B = model->B, T = model->T, cache_T = model->cache_T;
     size_t is_trained = (size_t)model->is_trained, num_sums = (size_t)model->levels + 1;
+    size_t masters = has_master && !model->is_random;
     Layout y = layout_of(c);
     size_t act_bytes = acts_lay_out(model->act_infos, c, B, T, model->recompute, model->is_trained);
     model->layout = y;
@@ -2979,7 +3002,7 @@ static real *state_of(const Model *model, char group, size_t bucket, size_t *lo,
 static void bucket_to_host(real *out, const Model *model, char group, size_t bucket) {
     size_t all = bucket_count(&model->layout, bucket), lo, count;
     progress_mark("writing a bucket");
-    if (group == 'w' && !has_master) {
+    if (group == 'w' && model->master == NULL) {
         values_to_host(out, model->weights + bucket_start(&model->layout, bucket), all);
         return;
     }
@@ -2993,7 +3016,7 @@ static void bucket_to_dev(Model *model, char group, size_t bucket, const real *v
     progress_mark("loading a bucket");
     if (group == 'w')
         values_to_dev(model->weights + bucket_start(&model->layout, bucket), values, all);
-    if (group == 'w' && (!has_master || !model->is_trained)) return;
+    if (group == 'w' && model->master == NULL) return;
     real *state = state_of(model, group, bucket, &lo, &count);
     to_dev(state, values + lo, count * sizeof(real));
 }
@@ -3407,6 +3430,7 @@ static void gpt_update(Model *model, const Flags *f, double lr, double norm, uin
     // torch's clip_grad_norm_
     double clip = f->grad_clip > 0 ? fmin(1, f->grad_clip / (norm + 1e-6)) : 1;
     AdamW h;
+    h.is_random = model->is_random;
     h.grad_scale = (real)(clip / model->loss_scale);
     h.beta1 = (real)f->beta1;
     h.beta2 = (real)f->beta2;
@@ -3417,7 +3441,7 @@ static void gpt_update(Model *model, const Flags *f, double lr, double norm, uin
         size_t start = bucket_start(y, bucket), first, count;
         real *m = state_of(model, 'm', bucket, &first, &count);
         real *v = state_of(model, 'v', bucket, &first, &count);
-        real *master = has_master ? state_of(model, 'w', bucket, &first, &count) : NULL;
+        real *master = model->master == NULL ? NULL : state_of(model, 'w', bucket, &first, &count);
         for (int i = 0; i < NUM_PARAMS; i++) {
             const ParamInfo *p = &y->params[i];
             size_t lo = max_size(p->offset, first);
@@ -3425,6 +3449,7 @@ static void gpt_update(Model *model, const Flags *f, double lr, double norm, uin
             if (p->scope != bucket_scope(y, bucket) || lo >= hi) continue;
             size_t at = lo - first;
             h.keep = (real)(p->is_matrix ? 1 - lr * f->weight_decay : 1);
+            h.draw = hash64((uint64_t)f->seed + hash64(t)) + start + lo;
             adamw_update(model->weights + start + lo, master ? master + at : NULL, m + at, v + at,
                          model->grads + start + lo, hi - lo, h);
         }
@@ -5714,6 +5739,9 @@ static void run_open(Run *run, const Flags *given) {
     model->recompute = (int)f->recompute;
     model->is_trained = is_training || f->plan;
     model->zero = (int)f->zero;
+    model->is_random = !f->master_weights;
+    check(f->master_weights || !strcmp(PRECISION_NAME, "bf16"), EXIT_USAGE, "--master_weights 0 is "
+          "for a bf16 build; this one is %s", PRECISION_NAME);
     // A resume with another number of ranks keeps the batch.
     if (ranks > 1 && f->total_batch_tokens == 0 && is_training)
         f->total_batch_tokens = f->batch_size * f->seq_len * ranks;
