@@ -1688,11 +1688,13 @@ static void layernorm_backward(floatX *dinp, real *dweight, real *dbias, const f
 //     matmul_backward    din (N,C)      as (C,N)   =  w     (C,OC)  dout  (OC,N)
 //                        dw  (OC,C)     as (C,OC)  =  in    (C,N)   dout^T (N,OC)
 // What would be a pass over memory of its own is done while the result is in registers: bias and
-// gelu, gelu's derivative, and the residual, which is the product's C with beta = 1. What cuBLASLt
-// finds for a shape is kept. Sums are fp32; --matmul tf32 lets an fp32 build round operands.
+// gelu, gelu's derivative, the residual, which is the product's C with beta = 1, and the gradient of
+// bias, sums of the operand dout that dw reads. Where cuBLASLt has no such kernel, one of ours does
+// it. What it finds for a shape is kept. Sums are fp32; --matmul tf32 lets an fp32 build round operands.
 enum { LT_WORKSPACE_BYTES = 32 << 20 }; // what NVIDIA advises for Hopper
 static int matmul_tf32 = 0;
-static int matmul_fuses_gelu = 1;       // 0: gelu in a kernel of its own, as where Lt has none
+static int matmul_fuses_gelu = 1;       // 0: in kernels of their own, as where Lt has none
+static int matmul_fuses_bias_gradient = 1;
 static double matmul_flops = 0;         // done so far, for the tests of the cost model
 static cublasLtHandle_t lt = NULL;
 
@@ -1708,6 +1710,7 @@ typedef struct {
     int is_a_transposed, is_b_transposed;
     int is_real;             // the result is real, else floatX
     int has_bias, has_gelu, has_dgelu;
+    int has_bias_gradient;   // the sums of b's rows, as real
 } Product;
 typedef struct {
     Product product;
@@ -1738,6 +1741,7 @@ static void plan_make(Plan *p) {
     cublasLtEpilogue_t epilogue = q->has_gelu && q->has_bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS :
                                   q->has_gelu ? CUBLASLT_EPILOGUE_GELU_AUX :
                                   q->has_dgelu ? CUBLASLT_EPILOGUE_DGELU :
+                                  q->has_bias_gradient ? CUBLASLT_EPILOGUE_BGRADB :
                                   q->has_bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
     LT(cublasLtMatmulDescCreate(&p->desc, matmul_tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32
                                                       : CUBLAS_COMPUTE_32F, CUDA_R_32F));
@@ -1778,10 +1782,10 @@ static Plan *plan_of(Product q) { // NULL: cuBLASLt has no kernel for it
 }
 // d = a b + beta c; c is d where the product adds to what is there
 static void plan_run(Plan *p, void *d, const void *a, const void *b, const void *c,
-                     const floatX *bias, const floatX *aux) {
+                     const void *bias, const floatX *aux) {
     const Product *q = &p->product;
     float alpha = 1, beta = c != NULL ? 1 : 0;
-    if (q->has_bias) LT_SET(p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+    if (q->has_bias || q->has_bias_gradient) LT_SET(p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
     if (q->has_gelu || q->has_dgelu) LT_SET(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux);
     LT(cublasLtMatmul(lt, p->desc, &alpha, a, p->a, b, p->b, &beta, c != NULL ? c : d, p->c, d,
                       p->c, &p->algorithm, lt_workspace, LT_WORKSPACE_BYTES, stream));
@@ -1816,6 +1820,7 @@ static void matmul_choose(const char *how, int fuses_gelu) {
 }
 static void gelu_forward(floatX *out, const floatX *inp, size_t count);           // 6.5
 static void gelu_backward(floatX *dinp, const floatX *pre_gelu, size_t count);
+static void vector_add(real *out, const real *x, size_t count);                   // 6.8
 
 // matmul_forward: out = [gelu](inp . weight^T + bias) + residual
 //   in      inp (N,C), weight (OC,C), bias (OC) or NULL, residual (N,OC) or NULL     floatX
@@ -1855,7 +1860,16 @@ static void matmul_backward(floatX *dinp, real *dweight, real *dbias, const floa
         plan_run(plan_needed(dx), dinp, weight, dout, NULL, NULL, NULL);
         if (pre_gelu != NULL) gelu_backward(dinp, pre_gelu, N * C);
     }
-    plan_run(plan_needed(dw), dweight, inp, dout, accumulate ? dweight : NULL, NULL, NULL);
+    const float *added = accumulate ? dweight : NULL;
+    fused = dw;
+    fused.has_bias_gradient = 1;
+    p = dbias != NULL && matmul_fuses_bias_gradient ? plan_of(fused) : NULL;
+    if (p != NULL) { // an epilogue cannot add to dbias
+        plan_run(p, dweight, inp, dout, added, accumulate ? column_scratch : dbias, NULL);
+        if (accumulate) vector_add(dbias, column_scratch, OC);
+        return;
+    }
+    plan_run(plan_needed(dw), dweight, inp, dout, added, NULL, NULL);
     if (dbias != NULL) column_sums(dbias, NULL, dout, NULL, NULL, NULL, N, OC, accumulate);
 }
 
