@@ -1589,7 +1589,7 @@ static __global__ void column_kernel(float *partial, const floatX *d, const floa
     }
     add_warps(partial, of_warps, sum, dot, column, slice, gridDim.y, C);
 }
-// A block for WARP columns, its warps for every eighth slice, added in order. blockIdx.y: which sums
+// A block for WARP columns, its warps for every eighth slice, added in order; blockIdx.y: which sum
 static __global__ void slices_kernel(float *dbias, float *dweight, const float *partial,
                                      size_t slices, size_t C, int accumulate) {
     __shared__ float of_warps[WARPS][WARP];
@@ -1622,9 +1622,9 @@ static void column_sums(real *dbias, real *dweight, const floatX *d, const float
 //   in      dout, inp (N,C); mean, rstd (N); accumulate: 0 assigns dweight and dbias, 1 adds
 //   out     dinp (N,C) floatX, added to (the residual stream's gradient is there already);
 //           dweight, dbias (C) real
-//   work    one pass: a warp for a row at a time, in registers, and with it in registers its sums
-//           for dweight and dbias; then the sums of the warps and the slices are added. Rows of more
-//           than 8 packs a lane (C > 2048 in 16 bits) take two passes: rows, then columns
+//   work    one pass: a warp for a row at a time, with its sums for dweight and dbias in registers;
+//           then the sums of the warps and the slices are added. Rows of more than 8 packs a lane
+//           (C > 2048 in 16 bits) take two passes: rows, then columns
 //   cost    moves 4*N*C values -> memory-bound            speed   not measured
 template <int PACKS>    // of a lane; 0: any number, read twice, and no sums are taken
 static __global__ void layernorm_backward_kernel(floatX *dinp, float *partial, const floatX *dout,
@@ -1687,10 +1687,10 @@ static void layernorm_backward(floatX *dinp, real *dweight, real *dbias, const f
 //     matmul_forward     out (N,OC)     as (OC,N)  =  w^T   (OC,C)  in    (C,N)
 //     matmul_backward    din (N,C)      as (C,N)   =  w     (C,OC)  dout  (OC,N)
 //                        dw  (OC,C)     as (C,OC)  =  in    (C,N)   dout^T (N,OC)
-// What would be a pass over memory of its own is done while the result is in registers: bias and
-// gelu, gelu's derivative, the residual, which is the product's C with beta = 1, and the gradient of
-// bias, sums of the operand dout that dw reads. Where cuBLASLt has no such kernel, one of ours does
-// it. What it finds for a shape is kept. Sums are fp32; --matmul tf32 lets an fp32 build round operands.
+// What would be a pass over memory of its own is done while values are in registers: bias and gelu,
+// gelu's derivative, the residual, which is the product's C with beta = 1, and the gradient of bias,
+// sums of the operand dout that dw reads. Where cuBLASLt has no such kernel, one of ours does it.
+// What it finds for a shape is kept. Sums are fp32; --matmul tf32 lets an fp32 build round operands.
 enum { LT_WORKSPACE_BYTES = 32 << 20 }; // what NVIDIA advises for Hopper
 static int matmul_tf32 = 0;
 static int matmul_fuses_gelu = 1;       // 0: in kernels of their own, as where Lt has none
@@ -2531,7 +2531,7 @@ static void gelu_backward(floatX *dinp, const floatX *pre_gelu, size_t count) {
 //   in      targets (N) int32; dloss: gradient of the whole by one row's loss, 0: want no gradient
 //   in/out  logits (N,Vp) floatX: becomes dlogits = (softmax - onehot) * dloss, 0 in the padding
 //   out     losses (N) real: log(sum e^x) - x[target]
-//   work    a block of up to 1024 threads for a row: one pass for maximum and sum together (each thread
+//   work    a block of up to 1024 threads for a row: one pass for maximum and sum together (a thread
 //           corrects its sum when its maximum grows: Milakov & Gimelshein 2018), one that writes
 //   cost    moves 3*N*Vp values, of which the second read comes from L2      speed   not measured
 static __global__ void classifier_kernel(float *losses, floatX *logits, const int32_t *targets,
