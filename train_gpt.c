@@ -3270,7 +3270,7 @@ static Tokenizer tok_load(const char *spec) {
             if (access(path, R_OK) != 0) { free(path); path = NULL; }
         }
     check(path != NULL || !is_gpt2, EXIT_INPUT, "gpt2: no vocab.bpe, gpt2.tiktoken or merges.txt "
-          "in data/ or $GPT_DATA/tokenizer/: data/get.sh gets it");
+          "in data/ or $GPT_DATA/tokenizer/: data/get.sh gpt2 gets it");
     struct stat st;
     check(path != NULL || stat(spec, &st) != 0 || !S_ISDIR(st.st_mode), EXIT_INPUT, "%s: a folder "
           "without a tokenizer.json, vocab.json, vocab.bpe or merges.txt", spec);
