@@ -3446,6 +3446,7 @@ static int32_t sample_token(const real *logits, Candidate *candidates, size_t V,
 static void gpt_sample(Model *model, const Tokenizer *tokenizer, const Flags *f, const char *prompt,
                        size_t wanted, uint64_t draw, FILE *file) {
     size_t bytes = strlen(prompt), count = 0, V = model->config.V;
+    size_t drawn = min_size(V, tokenizer->vocab_size);
     uint32_t *encoded = (uint32_t *)host_alloc((bytes + 1) * sizeof(uint32_t));
     if (bytes > 0) count = tok_encode(tokenizer, prompt, bytes, encoded);
     else encoded[count++] = tokenizer->end_of_text >= 0 ? (uint32_t)tokenizer->end_of_text : 0;
@@ -3466,7 +3467,7 @@ static void gpt_sample(Model *model, const Tokenizer *tokenizer, const Flags *f,
         }
         gpt_extend(model, tokens + begin + cached, count - begin - cached, cached, logits);
         cached = count - begin;
-        tokens[count] = sample_token(logits, candidates, V, f,
+        tokens[count] = sample_token(logits, candidates, drawn, f, // no row without a token
                                      hash_uniform((uint64_t)f->seed + hash64(draw), count));
         if (tokens[count] == tokenizer->end_of_text) break;
         size_t length;
