@@ -58,10 +58,12 @@ run: train_gpt
 	    $$(ls -d $(OUT)/step_[0-9]* >/dev/null 2>&1 && echo --resume)
 
 # From text to token shards, and a vocabulary of one's own.
-data/%: data/%.c train_gpt.c $(B)/flags
+$(B)/%: data/%.c train_gpt.c $(B)/flags
 	$(CC) $(FLAGS) $< -o $@ -lm
+data/tokenize data/train_bpe: data/%: $(B)/%
+	@cp $< $@
 
-test: $(B)/test_gpt $(B)/test_gpt_fp64 $(B)/test_gpt_bf16 $(B)/train_gpt
+test: $(B)/test_gpt $(B)/test_gpt_fp64 $(B)/test_gpt_bf16 $(B)/train_gpt $(B)/tokenize $(B)/train_bpe
 	@B=$(B) CC="$(CC)" dev/test/run.sh
 # Also the slow ones: reads beyond 4 GiB; larger PyTorch dumps, where torch is installed.
 DUMP = scripts/reference.py --layers 3 --heads 3 --channels 96 --vocab 257 --positions 70 --batch 2 \
@@ -124,10 +126,8 @@ fuzz: $(B)/train_gpt
 coverage: $(B)/train_gpt
 	$(FUZZ) -O0 -fprofile-instr-generate -fcoverage-mapping -o $(B)/fuzz_coverage
 	@B=$(B) dev/test/fuzz.sh --coverage $(B)/fuzz_coverage
-tidy:
-	@dev/tidy.sh
-sync:
-	@dev/sync.sh
+tidy sync:
+	@dev/$@.sh
 
 bench: train_gpt
 	@dev/bench.sh
@@ -139,7 +139,7 @@ reference:
 clean:
 	rm -rf build train_gpt train_gpt_cuda train_gpt_emu test_gpt_emu data/tokenize data/train_bpe
 help:
-	@sed -n '1,3p' Makefile; grep -E '^[a-z-]+:' Makefile | sed 's/:.*//' | tr '\n' ' '; echo
+	@sed -n '1,3p' Makefile; grep -E '^[a-z -]+:' Makefile | sed 's/:.*//' | tr '\n' ' '; echo
 
 .PHONY: all run test test-all check-hf cuda deps emu test-cuda test-emu ladders-cpu tidy sync bench \
         bench-mpi reference fuzz coverage clean help FORCE
