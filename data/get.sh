@@ -1,8 +1,8 @@
 #!/bin/sh
 # get.sh: gets a public corpus, and prints the paths of its files, and nothing else, on stdout.
 #   usage   data/get.sh [NAME [SHARDS]]     --list shows the names; SHARDS: so many for training
-#   text    without a NAME: tinyshakespeare or, where only Debian's packages can be had, the King
-#           James Bible; whichever is there already comes first
+#   text    without a NAME: tinyshakespeare or, where only Debian's packages can be had, kjv;
+#           whichever is there already comes first
 #   from    a copy in a folder of $GPT_DATA | the address below, or the same file names under the
 #           address $GET_FROM (a mirror; file:///some/folder will do)
 #   checks  size and SHA-256, as recorded below; where there is no record, that the size is what the
@@ -24,8 +24,9 @@ trap 'exit 130' INT
 trap 'exit 143' TERM HUP
 
 list() { cat <<'END'
-text                   whichever of tinyshakespeare and the King James Bible is to be had
+text                   whichever of the next two is to be had
 tinyshakespeare        1.1 MB  text; public domain
+kjv                    4.4 MB  text, the King James Bible, from two of Debian's packages; public domain
 tinystories            2.3 GB  text, TinyStoriesV2-GPT4, data/tokenize --split eot; CDLA-Sharing-1.0
 fineweb10B [1..103]    0.2 GB a shard and 0.2 GB for validation; web pages as GPT-2 tokens; ODC-By
 fineweb-edu [1..1001]  the same of FineWeb-Edu 100B
@@ -131,6 +132,7 @@ file() {
 
 unpack_kjv() {      # needs no root: the packages are unpacked in a folder, not installed
     kjv=$dir/kjv.txt part=$dir/kjv.txt.part     # 4,404,412 bytes, 31,102 verses, one a line
+    [ ! -s "$kjv" ] || return 0
     command -v apt-get >/dev/null && command -v dpkg >/dev/null || return 1
     say "fetching the Debian packages bible-kjv and bible-kjv-text (2.5 MB)"
     work=$(mktemp -d) || return 1
@@ -153,6 +155,10 @@ text)
     (name=tinyshakespeare; table) && exit 0
     unpack_kjv && echo "$kjv" && exit 0
     say "error: no text; save any of about 1 MB as $dir/tinyshakespeare.txt and try again"
+    exit 4 ;;
+kjv)
+    unpack_kjv && echo "$kjv" && exit 0
+    say "error: cannot get Debian's packages bible-kjv and bible-kjv-text"
     exit 4 ;;
 *)
     found=''
