@@ -198,6 +198,37 @@ test_only_rank_0_speaks() {
     mpi_gpt 3 --eval
     cmp eval stdout
 }
+test_hellaswag_is_the_same_on_any_number_of_ranks() {
+    local k n want right=0
+    mpi_or_skip
+    text 99 >t.txt
+    gpt $tiny --train t.txt --steps 60 --lr 0.01 --warmup_steps 5 --val_every 0
+    # Example k: magic, bytes, number, which of 4 is right, 4, 2 tokens of context; 4 of 2 tokens.
+    example() { little 2 65535 40 "$1" $(($1 * 7 % 4)) 4 2 49 $((48 + $1)) \
+        2 32 116 2 105 115 2 $((97 + $1)) 32 2 46 10; }
+    examples() { little 4 20240522 1 $#; head -c 1012 /dev/zero; for k; do example "$k"; done; }
+    score() { field hellaswag stdout | tr -d '\n'; }
+    for k in {0..8}; do
+        examples $k >one.bin
+        gpt --eval --hellaswag one.bin
+        case $(score) in 1) right=$((right + 1)) ;; 0) ;; *) fail "$(cat stdout)" ;; esac
+    done
+    [ $right -gt 0 ] && [ $right -lt 9 ] || fail "$right of 9: that tells nothing"
+    examples {0..8} >nine.bin
+    gpt --eval --hellaswag nine.bin
+    want=$(score)
+    awk -v a="$want" -v b=$right 'BEGIN { d = 9 * a - b; exit !(d * d < 1e-9) }' ||
+        fail "$want, but $right of 9 are right"
+    for n in 2 3 4; do
+        mpi_gpt $n --eval --hellaswag nine.bin
+        [ "$(score)" = "$want" ] || fail "$n ranks: $(cat stdout), one: $want"
+    done
+    examples 0 >one.bin                         # fewer examples than ranks
+    gpt --eval --hellaswag one.bin
+    want=$(score)
+    mpi_gpt 4 --eval --hellaswag one.bin
+    [ "$(score)" = "$want" ] || fail "4 ranks: $(cat stdout), one: $want"
+}
 signalled() {       # signalled SIGNAL WHOM CODE PATTERN: saved a step, and ended in this exit code
     rm -rf out log
     start_on 2 $tiny --train t.txt --steps 1000000 --save_every 0
