@@ -58,10 +58,12 @@ run: train_gpt
 	    $$(ls -d $(OUT)/step_[0-9]* >/dev/null 2>&1 && echo --resume)
 
 # From text to token shards, and a vocabulary of one's own.
-data/%: data/%.c train_gpt.c $(B)/flags
+$(B)/%: data/%.c train_gpt.c $(B)/flags
 	$(CC) $(FLAGS) $< -o $@ -lm
+data/tokenize data/train_bpe: data/%: $(B)/%
+	@cp $< $@
 
-test: $(B)/test_gpt $(B)/test_gpt_fp64 $(B)/test_gpt_bf16 $(B)/train_gpt
+test: $(B)/test_gpt $(B)/test_gpt_fp64 $(B)/test_gpt_bf16 $(B)/train_gpt $(B)/tokenize $(B)/train_bpe
 	@B=$(B) CC="$(CC)" dev/test/run.sh
 # Also the slow ones: reads beyond 4 GiB; larger PyTorch dumps, where torch is installed.
 DUMP = scripts/reference.py --layers 3 --heads 3 --channels 96 --vocab 257 --positions 70 --batch 2 \
@@ -76,17 +78,12 @@ test-all: $(B)/flags
 LADDERS = CC="$(CC)" B=$(B) FLAGS='$(CFLAGS) $(MARCH) $(OPENMP) $(SAN)' dev/cpu/run.sh
 ladders-cpu: $(B)/flags
 	@$(LADDERS)
-# Our checkpoints in transformers, tokenizers and llama.cpp (packages from PyPI, in build/venv).
+# Beside PyPI's packages (in build/venv): checkpoints, GGUF, tokenizer, HellaSwag. Takes 2 minutes.
 build/venv/ok:
 	$(PYTHON) -m venv --system-site-packages build/venv
-	build/venv/bin/pip install -q "transformers<4.48" xllamacpp && touch $@
-HF = --layers 2 --channels 32 --heads 4 --batch_size 4 --lr 0.005 --warmup_steps 10 --val_every 0
+	build/venv/bin/pip install -q "transformers<4.48" xllamacpp tiktoken && touch $@
 check-hf: all build/venv/ok
-	@rm -rf build/hf; mkdir -p build/hf
-	@head -c 60000 "$$(data/get.sh)" | tr -s '\n' ' ' >build/hf/t.txt; head -c 4000 build/hf/t.txt >build/hf/small.txt
-	@./train_gpt --train build/hf/t.txt --out build/hf/bytes --steps 200 $(HF)
-	@./train_gpt --train build/hf/t.txt --out build/hf/gpt2 --tokenizer gpt2 --steps 100 $(HF)
-	@build/venv/bin/python scripts/check_hf.py build/hf/*/step_* --text build/hf/small.txt
+	@dev/check_hf.sh
 
 # The CUDA program. build.sh says what it found, and which package brings what is missing.
 cuda: FORCE
@@ -124,10 +121,8 @@ fuzz: $(B)/train_gpt
 coverage: $(B)/train_gpt
 	$(FUZZ) -O0 -fprofile-instr-generate -fcoverage-mapping -o $(B)/fuzz_coverage
 	@B=$(B) dev/test/fuzz.sh --coverage $(B)/fuzz_coverage
-tidy:
-	@dev/tidy.sh
-sync:
-	@dev/sync.sh
+tidy sync:
+	@dev/$@.sh
 
 bench: train_gpt
 	@dev/bench.sh
@@ -139,7 +134,7 @@ reference:
 clean:
 	rm -rf build train_gpt train_gpt_cuda train_gpt_emu test_gpt_emu data/tokenize data/train_bpe
 help:
-	@sed -n '1,3p' Makefile; grep -E '^[a-z-]+:' Makefile | sed 's/:.*//' | tr '\n' ' '; echo
+	@sed -n '1,3p' Makefile; grep -E '^[a-z -]+:' Makefile | sed 's/:.*//' | tr '\n' ' '; echo
 
 .PHONY: all run test test-all check-hf cuda deps emu test-cuda test-emu ladders-cpu tidy sync bench \
         bench-mpi reference fuzz coverage clean help FORCE

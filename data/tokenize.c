@@ -535,14 +535,14 @@ int main(int argc, char **argv) {
         batch_flush();
         batch_flush(); // writes what the first one encoded
     }
-    for (int i = 0; i < 2; i++) shard_close(&shards[i]);
-    show_progress(1);
-    if (num_empty > 0) warn("%" PRIu64 " empty documents were left out", num_empty);
-    if (num_halves > 0) warn("%" PRIu64 " halves of surrogate pairs became U+FFFD", num_halves);
     for (int i = 0; i < 2; i++)
         check(shards[i].all > 0 || opt.val_fraction == (i == 0), EXIT_INPUT, "none of %" PRIu64
               " documents fell into the %s part: --split makes more documents of a text", num_docs,
               shards[i].kind);
+    for (int i = 0; i < 2; i++) shard_close(&shards[i]);
+    show_progress(1);
+    if (num_empty > 0) warn("%" PRIu64 " empty documents were left out", num_empty);
+    if (num_halves > 0) warn("%" PRIu64 " halves of surrogate pairs became U+FFFD", num_halves);
     tok_free(&tok);
     return 0;
 }

@@ -18,20 +18,36 @@
 enum { PIECE_MAX = 256 }; // longer pieces are counted in parts: they are no words
 
 typedef struct { const char *s; uint32_t bytes, first, num_ids; uint64_t count; } Piece;
-typedef struct { uint32_t left, right, first_use; int is_used; uint64_t count; } Pair;
+typedef struct { uint32_t left, right, first_use; uint64_t count; } Pair; // first_use 0: not used
 typedef struct { uint32_t piece, next; } Use; // a piece that has, or once had, the pair
 typedef struct { uint64_t count; uint32_t left, right; } Queued;
 
 static Tokenizer made; // 256 bytes at first, and one token more with each merge
 static Piece *pieces;  // hash table (pieces_mask + 1)
 static Pair *pairs;    // hash table (pairs_mask + 1)
-static size_t pieces_mask = 0xffff, num_pieces, pairs_mask = 0xfffff, num_pairs;
+static size_t pieces_mask = 0xfff, num_pieces, pairs_mask = 0xfff, num_pairs;
 static uint32_t *ids;  // of all pieces, one after the other
 static Use *uses;
 static size_t num_uses = 1, uses_room = 1 << 20; // use 0 ends a list
 static Queued *heap;
 static size_t num_queued, heap_room = 1 << 16;
 static uint64_t min_count = 2;
+
+// Doubles a hash table, *table, once more than half of it is taken. An entry that is not taken is
+// all zero; place() says where in the new table an entry of the old one belongs.
+static void table_grow(void *table, size_t *mask, size_t taken, size_t entry_bytes,
+                       void *(*place)(const void *entry)) {
+    static const char zero[sizeof(Piece) + sizeof(Pair)] = "";
+    if (2 * taken <= *mask) return;
+    size_t old_bytes = (*mask + 1) * entry_bytes;
+    char *old, *fresh = (char *)host_alloc(2 * old_bytes);
+    memcpy(&old, table, sizeof old);
+    memcpy(table, &fresh, sizeof fresh);
+    *mask = 2 * *mask + 1;
+    for (char *entry = old; entry < old + old_bytes; entry += entry_bytes)
+        if (memcmp(entry, zero, entry_bytes)) memcpy(place(entry), entry, entry_bytes);
+    free(old);
+}
 
 // --- counting pieces ---
 static Piece *piece_at(const char *s, size_t bytes) {
@@ -42,6 +58,10 @@ static Piece *piece_at(const char *s, size_t bytes) {
         i = (i + 1) & pieces_mask;
     return &pieces[i];
 }
+static void *piece_place(const void *entry) {
+    const Piece *p = (const Piece *)entry;
+    return piece_at(p->s, p->bytes);
+}
 static void piece_add(const char *s, size_t bytes, uint64_t count) {
     Piece *p = piece_at(s, bytes);
     if (p->count == 0) {
@@ -50,14 +70,7 @@ static void piece_add(const char *s, size_t bytes, uint64_t count) {
         num_pieces++;
     }
     p->count += count;
-    if (2 * num_pieces <= pieces_mask) return;
-    Piece *old = pieces;
-    size_t old_mask = pieces_mask;
-    pieces_mask = 2 * pieces_mask + 1;
-    pieces = (Piece *)host_alloc((pieces_mask + 1) * sizeof *pieces);
-    for (size_t i = 0; i <= old_mask; i++)
-        if (old[i].count) *piece_at(old[i].s, old[i].bytes) = old[i];
-    free(old);
+    table_grow(&pieces, &pieces_mask, num_pieces, sizeof *pieces, piece_place);
 }
 static void count_pieces(const char *text, size_t bytes) { // text must stay
     const size_t end_bytes = strlen(TOK_END);
@@ -77,14 +90,18 @@ static void count_pieces(const char *text, size_t bytes) { // text must stay
 // --- pairs and the heap ---
 static Pair *pair_at(uint32_t left, uint32_t right) {
     size_t i = (size_t)(((uint64_t)left << 32 | right) * 0x9e3779b97f4a7c15u >> 32) & pairs_mask;
-    while (pairs[i].is_used && (pairs[i].left != left || pairs[i].right != right))
+    while (pairs[i].first_use && (pairs[i].left != left || pairs[i].right != right))
         i = (i + 1) & pairs_mask;
     return &pairs[i];
 }
+static void *pair_place(const void *entry) {
+    const Pair *p = (const Pair *)entry;
+    return pair_at(p->left, p->right);
+}
 static void pair_add(uint32_t left, uint32_t right, uint64_t count, uint32_t piece) {
     Pair *p = pair_at(left, right);
-    if (!p->is_used) {
-        Pair fresh = { left, right, 0, 1, 0 };
+    if (p->first_use == 0) {
+        Pair fresh = { left, right, 0, 0 };
         *p = fresh;
         num_pairs++;
     }
@@ -96,14 +113,7 @@ static void pair_add(uint32_t left, uint32_t right, uint64_t count, uint32_t pie
         uses[num_uses].next = p->first_use;
         p->first_use = (uint32_t)num_uses++;
     }
-    if (2 * num_pairs <= pairs_mask) return;
-    Pair *old = pairs;
-    size_t old_mask = pairs_mask;
-    pairs_mask = 2 * pairs_mask + 1;
-    pairs = (Pair *)host_alloc((pairs_mask + 1) * sizeof *pairs);
-    for (size_t i = 0; i <= old_mask; i++)
-        if (old[i].is_used) *pair_at(old[i].left, old[i].right) = old[i];
-    free(old);
+    table_grow(&pairs, &pairs_mask, num_pairs, sizeof *pairs, pair_place);
 }
 static int comes_before(Queued a, Queued b) {
     if (a.count != b.count) return a.count > b.count;
@@ -145,7 +155,7 @@ static void piece_merge(Piece *p, uint32_t left, uint32_t right, uint32_t id, Te
     p->num_ids = num;
     for (uint32_t i = 0; i + 1 < num; i++) {
         if (s[i] != id && s[i + 1] != id) { pair_at(s[i], s[i + 1])->count += p->count; continue; }
-        if (!pair_at(s[i], s[i + 1])->is_used) text_add_bytes(fresh, s + i, 2 * sizeof *s);
+        if (!pair_at(s[i], s[i + 1])->first_use) text_add_bytes(fresh, s + i, 2 * sizeof *s);
         pair_add(s[i], s[i + 1], p->count, (uint32_t)(p - pieces));
     }
 }
@@ -168,7 +178,7 @@ static void learn(size_t num_merges) {
         }
     }
     for (size_t i = 0; i <= pairs_mask; i++)
-        if (pairs[i].is_used) heap_push(pairs[i].left, pairs[i].right);
+        if (pairs[i].first_use) heap_push(pairs[i].left, pairs[i].right);
     while (done < num_merges && num_queued > 0) {
         Queued c = heap_pop();
         Pair *best = pair_at(c.left, c.right);

@@ -5,8 +5,9 @@
 
 Of each checkpoint: GPT2LMHeadModel and AutoTokenizer load it unchanged; the mean loss on the text,
 the ids of many strings and greedy continuations are those of train_gpt; the same holds after
-scripts/convert.py has been through GGUF and llm.c's format; and llama.cpp continues its GGUF with
-the same tokens. A line each: "ok", "FAIL" or "skip". train_gpt and data/tokenize must be built.
+scripts/convert.py has been through GGUF and llm.c's format; --init reads what save_pretrained
+makes of it, in shards; and llama.cpp continues its GGUF with the same tokens. A line each: "ok",
+"FAIL" or "skip". train_gpt and data/tokenize must be built.
 
   python3 -m venv --system-site-packages build/venv     # with Debian's python3-torch, or leave out
   build/venv/bin/pip install "transformers<4.48" xllamacpp        # that flag and install torch too
@@ -69,14 +70,18 @@ def check_ids(a, folder, tokenizer, text):
     return good and say(True, f"ids equal data/tokenize's on {len(strings)} strings, and decode")
 
 
+def evaluated(a, init, tokenizer, T):
+    return json.loads(ours(a.train_gpt, "--eval", "--val", a.text, "--init", init, "--tokenizer",
+                           tokenizer, "--seq_len", str(T), "--batch_size", "4", "--out", "none"))
+
+
 def check_loss(a, folder, model, ids):
     import torch
     T = model.config.n_positions
     windows = (len(ids) - 1) // T           # train_gpt's: neighbours share one token
     if windows == 0:
         sys.exit(f"--text has {len(ids)} tokens, wanted more than {T}")
-    got = json.loads(ours(a.train_gpt, "--eval", "--val", a.text, "--init", folder, "--tokenizer",
-                          folder, "--seq_len", str(T), "--batch_size", "4", "--out", "none"))
+    got = evaluated(a, folder, folder, T)
     if got["tokens"] != windows * T:
         return say(False, f"--eval counted {got['tokens']} tokens, wanted {windows * T}")
     x = torch.tensor(ids[:windows * T]).view(windows, T)
@@ -136,6 +141,23 @@ def check_convert(folder, at, tokenizer, model, text):
     other = AutoTokenizer.from_pretrained(files[2])
     is_same &= all(tokenizer(s)["input_ids"] == other(s)["input_ids"] for s in STRINGS)
     return say(is_same, "through GGUF and llm.c's format and back: the same logits to the bit, ids")
+
+
+def check_shards(a, folder, at):
+    """What save_pretrained writes, in several files and in every type, is read by --init."""
+    import torch
+    from transformers import GPT2LMHeadModel
+    good, T = True, GPT2LMHeadModel.from_pretrained(folder).config.n_positions
+    want = evaluated(a, folder, folder, T)["val_loss"]
+    for name in ("float32", "float16", "bfloat16"):
+        to, kind = os.path.join(at, name), getattr(torch, name)
+        model = GPT2LMHeadModel.from_pretrained(folder, torch_dtype=kind)
+        model.save_pretrained(to, max_shard_size="20KB")
+        shards = sum(f.endswith(".safetensors") for f in os.listdir(to))
+        got = evaluated(a, to, folder, T)["val_loss"]
+        if shards < 2 or (got != want if name == "float32" else not 0 < abs(got - want) < 1e-3):
+            good = say(False, f"{name} in {shards} shards: mean loss {got}, in one file {want}")
+    return good and say(True, f"--init reads transformers' shards of fp32, fp16 and bf16")
 
 
 def check_llama(a, at, tokenizer, continuations):
@@ -203,6 +225,7 @@ def check_folder(a, folder):
     good &= check_greedy(a, folder, tokenizer, model, byte_tables(tokenizer), continuations)
     with tempfile.TemporaryDirectory() as at:
         good &= check_convert(folder, at, tokenizer, model, text)
+        good &= check_shards(a, folder, at)
         good &= check_llama(a, at, tokenizer, continuations)
     return good
 

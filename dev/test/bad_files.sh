@@ -88,6 +88,36 @@ make_bad_safetensors() {
     bad_case st_tail 3 'tensors take' "--eval --val t.txt --seq_len 4 --init st_tail"
 }
 
+make_bad_indices() {
+    index() {               # index NAME PATTERN SHARD [JSON]: of one shard, the good model or SHARD
+        mkdir -p "$1"
+        cp good/config.json "$1"
+        cp "$3" "$1/1.safetensors"
+        cat >"$1/model.safetensors.index.json"
+        bad_case "$1" 3 "$1/.*$2" "--eval --val t.txt --seq_len 4 --init $1"
+    }
+    names() { echo '{"metadata":{},"weight_map":{"wte.weight":"1.safetensors"'"$1}}"; }
+    local good=good/model.safetensors
+    names '' | index index_fine good $good
+    sed -i '/^index_fine/d' list
+    : | index index_empty 'JSON: wanted \{' $good
+    echo '{"metadata":{}}' | index index_no_map 'no weight_map' $good
+    echo '{"weight_map":{}}' | index index_no_files 'names no file' $good
+    echo '{"weight_map":["1.safetensors"]}' | index index_list 'JSON: wanted \{' $good
+    names ',"wpe.weight":1' | index index_number 'JSON: wanted a string' $good
+    names ',"wpe.weight":"../good/model.safetensors"' | index index_up 'wpe.*, and no path' $good
+    names ",\"wpe.weight\":\"$PWD/$good\"" | index index_root 'wpe.weight .*, and no path' $good
+    names ',"wpe.weight":"2.safetensors"' | index index_lost '2.safetensors: No such file' $good
+    names ',"wpe.weight":""' | index index_folder ': not a regular file' $good
+    names "$(printf ',"wpe.weight":"%0999d"' 1)" | index index_long 'JSON: wanted a shorter' $good
+    names '' | index index_lacks '1.safetensors: no tensor wte.weight' st_missing/model.safetensors
+    names ',"wpe.weight":"2.safetensors"' |
+        index index_lack_both 'no tensor wte.weight, nor in the' st_missing/model.safetensors
+    cp index_lack_both/1.safetensors index_lack_both/2.safetensors
+    names '' | index index_cut '1.safetensors: .*cut short' st_8/model.safetensors
+    names ',"a":"model.safetensors.index.json"' | index index_itself 'not safetensors' $good
+}
+
 make_bad_config() {         # make_bad_config NAME PATTERN <config.json
     mkdir "$1"
     cp good/model.safetensors "$1"
@@ -192,6 +222,7 @@ make_bad_files() {
     cp -r run/step_00000001 good
     rm -r run
     make_bad_safetensors
+    make_bad_indices
     make_bad_configs
     make_bad_tokenizers
     make_bad_hellaswag

@@ -1,6 +1,7 @@
 // fuzz.c: libFuzzer program for the readers of train_gpt.c. The environment chooses which:
 //   FUZZ=shard        a token shard or a text: opened, checked, cut into windows, read
 //   FUZZ=safetensors  a file of weights or of a run's state: header, tensors, metadata, flags
+//   FUZZ=index        a model.safetensors.index.json; shards that it names are not there
 //   FUZZ=config       a config.json, and the layout of the model that it describes
 //   FUZZ=tokenizer    2 bytes n (little-endian), n bytes of text, a tokenizer file of any kind. The
 //                     text must come back from its tokens; what is saved must load and encode alike
@@ -89,6 +90,11 @@ static void fuzz_safetensors(const char *path) {
     ckpt_state(&c, &state);
     st_close(&c.state);
 }
+static void fuzz_index(const char *path) {
+    St st;
+    st_open_index(&st, path);
+    st_close(&st);
+}
 static void fuzz_config(const char *path) {
     Config c = config_read(path);
     expect(c.L >= 1 && c.C % c.NH == 0 && c.Vp % 128 == 0 && c.Vp >= c.V);
@@ -138,6 +144,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *input, size_t size) {
     if (setjmp(here) == 0) {
         if (!strcmp(target, "shard")) fuzz_shard(path);
         else if (!strcmp(target, "safetensors")) fuzz_safetensors(path);
+        else if (!strcmp(target, "index")) fuzz_index(path);
         else if (!strcmp(target, "config")) fuzz_config(path);
         else fuzz_tokenizer(input, size);
     }

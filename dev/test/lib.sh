@@ -10,6 +10,8 @@ case ${B:=$root/build} in /*) ;; *) B=$root/$B ;; esac
 export B
 # Leaks are not looked for: the program holds all its buffers to the end, by design.
 export ASAN_OPTIONS=detect_leaks=0:exitcode=99
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+export OMPI_MCA_rmaps_base_oversubscribe=1      # more ranks than cores
 tmp=$(mktemp -d) || exit 1
 trap 'rm -rf "$tmp"' EXIT
 
@@ -52,6 +54,13 @@ gpt() {             # gpt ARGUMENTS...: must end in exit code 0; its output is i
     "$B/train_gpt" "$@" >stdout 2>stderr || status=$?
     [ $status -eq 0 ] || { cat stderr; fail "exit code $status of: $*"; }
 }
+run_on() {          # run_on RANKS ARGUMENTS...: its exit code is in $status
+    local launch=(mpirun -np "$1"); shift
+    [ "${launch[2]}" != 1 ] || launch=()
+    status=0
+    timeout 60 "${launch[@]}" "$B/train_gpt" "$@" >stdout 2>stderr || status=$?
+}
+want() { [ $status -eq "$1" ] || { cat stderr; fail "exit code $status, want $1"; }; }
 traces() {          # what is in ./out: names, sizes, contents. Only the lock of a run is let pass.
     find out -mindepth 1 ! -name run.lock 2>/dev/null | sort
     find out -type f ! -name run.lock -exec cksum {} + 2>/dev/null | sort
@@ -77,6 +86,11 @@ same_state() {      # same_state A B: two checkpoints hold the same, bit for bit
 }
 field() { grep -ao "\"$1\":[^,}]*" "$2" | tail -n 1 | cut -d : -f 2; }  # field NAME FILE: the last
 
+mpi_or_skip() {
+    command -v mpirun >/dev/null || skip "no mpirun; install openmpi-bin"
+    grep -q MPI_Init_thread "$B/train_gpt" ||
+        skip "train_gpt is built without MPI; install libopenmpi-dev and make"
+}
 strace_or_skip() {
     command -v strace >/dev/null || skip "no strace; install strace"
     strace -f -qq -o none true 2>/dev/null || skip "ptrace is not permitted here; install strace where it is"
@@ -84,13 +98,16 @@ strace_or_skip() {
 }
 
 # --- a run in the background, held back by its log: a pipe of 64 KiB, some 200 lines of a step ---
-start() {           # start ARGUMENTS...
+start_on() {        # start_on RANKS ARGUMENTS...
+    local launch=(mpirun -np "$1"); shift
+    [ "${launch[2]}" != 1 ] || launch=()
     [ -p log ] || mkfifo log
     exec 3<>log
-    "$B/train_gpt" "$@" --log log >>stdout 2>>stderr &
+    "${launch[@]}" "$B/train_gpt" "$@" --log log >>stdout 2>>stderr &
     pid=$!
     trap 'kill -9 $pid 2>/dev/null || :' EXIT
 }
+start() { start_on 1 "$@"; }
 until_step() {      # until the log says that step $1 is done
     local line
     while IFS= read -r -t 30 -u 3 line; do case $line in "{\"step\":$1,"*) return ;; esac; done

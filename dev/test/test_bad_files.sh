@@ -16,12 +16,14 @@ bad_files() {       # bad_files PREFIX AT-LEAST: all of ./list that begin so
     echo "$count files"
 }
 test_bad_safetensors_are_refused() { bad_files st_ 34; }
+test_bad_indices_of_shards_are_refused() { bad_files index_ 14; }
 test_bad_configurations_are_refused() { bad_files config_ 20; }
 test_bad_tokenizers_are_refused() { bad_files tok_ 14; }
 test_bad_hellaswag_files_are_refused() { bad_files hella_ 16; }
 test_the_good_files_are_taken() {
     make_bad_files
     gpt --eval --val t.txt --seq_len 4 --init good
+    gpt --eval --val t.txt --seq_len 4 --init index_fine
     gpt --eval --hellaswag hella_fine --init good --seq_len 4
     edited st_none '' 's/"none"/"nothing"/'     # an edited header is no fault by itself
     gpt --eval --val t.txt --seq_len 4 --init st_none

@@ -1,36 +1,16 @@
 #!/usr/bin/env bash
 # test_mpi.sh: the same training on any number of processes, and what happens when one of them fails.
 . "$(dirname "$0")/lib.sh"
-export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-export OMPI_MCA_rmaps_base_oversubscribe=1
 
 shape="--layers 2 --channels 24 --heads 3 --seq_len 8 --batch_size 2 --warmup_steps 2"
 twelve="--total_batch_tokens 192"       # 12 micro-batches: 3 or more a rank
 
-mpi_or_skip() {
-    command -v mpirun >/dev/null || skip "no mpirun; install openmpi-bin"
-    grep -q MPI_Init_thread "$B/train_gpt" ||
-        skip "train_gpt is built without MPI; install libopenmpi-dev and make"
-}
-mpi() {             # mpi RANKS ARGUMENTS...: its exit code is in $status
-    local n=$1; shift
-    status=0
-    timeout 60 mpirun -np "$n" "$B/train_gpt" "$@" >stdout 2>stderr || status=$?
-}
-mpi_gpt() {         # the same, and it must end in exit code 0
-    mpi "$@"
+mpi_gpt() {         # mpi_gpt RANKS ARGUMENTS...: must end in exit code 0
+    run_on "$@"
     [ $status -eq 0 ] || { cat stderr; fail "exit code $status of: $*"; }
 }
 # Some 10 ms a step, by sampling: a run of 30 steps does not end before a test has acted on it.
 slow="--sample_every 1 --sample_tokens 600 --steps 30"
-start_mpi() {       # in the background, its log read by until_step
-    local n=$1; shift
-    [ -p log ] || mkfifo log
-    exec 3<>log
-    mpirun -np "$n" "$B/train_gpt" "$@" --log log >>stdout 2>>stderr &
-    pid=$!
-    trap 'kill -9 $pid 2>/dev/null || :' EXIT
-}
 rank_pid() {        # rank_pid RANK: of the ranks that mpirun $pid has started
     local p
     for p in $(pgrep -P "$pid"); do
@@ -40,7 +20,6 @@ rank_pid() {        # rank_pid RANK: of the ranks that mpirun $pid has started
     done
     fail "no process of rank $1"
 }
-want() { [ $status -eq "$1" ] || { cat stderr; fail "exit code $status, want $1"; }; }
 floats() {          # floats FILE: the numbers of a safetensors file
     od -An -v -w4 -tf4 -j $((8 + $(od -An -tu8 -N 8 "$1"))) "$1"
 }
@@ -138,7 +117,7 @@ test_resume_keeps_the_batch_of_more_ranks() {
     mpi_gpt 4 $shape --train t.txt --steps 3
     gpt --resume --steps 6
     [ "$(field samples out/step_00000006/train_state.safetensors)" = '"48"' ]
-    mpi 3 --resume --steps 9
+    run_on 3 --resume --steps 9
     want 2
     says 'total_batch_tokens 64 is no multiple.* nearest: 48 or 96'
 }
@@ -147,7 +126,7 @@ test_killed_rank_ends_the_run_and_resume_is_bit_exact() {
     mpi_or_skip
     text 99 >t.txt
     gpt $flags --train t.txt --out whole
-    start_mpi 2 $flags --train t.txt
+    start_on 2 $flags --train t.txt
     until_step 6
     kill -9 "$(rank_pid 1)"
     finish
@@ -160,7 +139,7 @@ test_stopped_rank_is_named_by_the_watchdog() {
     local start stopped
     mpi_or_skip
     text 99 >t.txt
-    start_mpi 3 $tiny --train t.txt --steps 1000000 --timeout 2
+    start_on 3 $tiny --train t.txt --steps 1000000 --timeout 2
     until_step 5
     stopped=$(rank_pid 1)
     kill -STOP "$stopped"
@@ -176,7 +155,7 @@ test_stopped_rank_is_named_by_the_watchdog() {
 test_slow_rank_is_left_alone() {        # stopped for less than the time out
     mpi_or_skip
     text 99 >t.txt
-    start_mpi 2 $tiny --train t.txt $slow --timeout 6
+    start_on 2 $tiny --train t.txt $slow --timeout 6
     until_step 5
     stopped=$(rank_pid 1)
     kill -STOP "$stopped"
@@ -211,7 +190,7 @@ test_only_rank_0_speaks() {
         [ "$(grep -c "^$line" stderr)" -eq 1 ] || { cat stderr; fail "not one line '$line'"; }
     done
     [ "$(grep -c '"loss"' out/log.jsonl)" -eq 3 ]
-    mpi 3 $tiny --trian t.txt
+    run_on 3 $tiny --trian t.txt
     want 2
     [ "$(grep -c 'error:' stderr)" -eq 1 ] || { cat stderr; fail "not one error"; }
     gpt --eval
@@ -219,9 +198,40 @@ test_only_rank_0_speaks() {
     mpi_gpt 3 --eval
     cmp eval stdout
 }
+test_hellaswag_is_the_same_on_any_number_of_ranks() {
+    local k n want right=0
+    mpi_or_skip
+    text 99 >t.txt
+    gpt $tiny --train t.txt --steps 60 --lr 0.01 --warmup_steps 5 --val_every 0
+    # Example k: magic, bytes, number, which of 4 is right, 4, 2 tokens of context; 4 of 2 tokens.
+    example() { little 2 65535 40 "$1" $(($1 * 7 % 4)) 4 2 49 $((48 + $1)) \
+        2 32 116 2 105 115 2 $((97 + $1)) 32 2 46 10; }
+    examples() { little 4 20240522 1 $#; head -c 1012 /dev/zero; for k; do example "$k"; done; }
+    score() { field hellaswag stdout | tr -d '\n'; }
+    for k in {0..8}; do
+        examples $k >one.bin
+        gpt --eval --hellaswag one.bin
+        case $(score) in 1) right=$((right + 1)) ;; 0) ;; *) fail "$(cat stdout)" ;; esac
+    done
+    [ $right -gt 0 ] && [ $right -lt 9 ] || fail "$right of 9: that tells nothing"
+    examples {0..8} >nine.bin
+    gpt --eval --hellaswag nine.bin
+    want=$(score)
+    awk -v a="$want" -v b=$right 'BEGIN { d = 9 * a - b; exit !(d * d < 1e-9) }' ||
+        fail "$want, but $right of 9 are right"
+    for n in 2 3 4; do
+        mpi_gpt $n --eval --hellaswag nine.bin
+        [ "$(score)" = "$want" ] || fail "$n ranks: $(cat stdout), one: $want"
+    done
+    examples 0 >one.bin                         # fewer examples than ranks
+    gpt --eval --hellaswag one.bin
+    want=$(score)
+    mpi_gpt 4 --eval --hellaswag one.bin
+    [ "$(score)" = "$want" ] || fail "4 ranks: $(cat stdout), one: $want"
+}
 signalled() {       # signalled SIGNAL WHOM CODE PATTERN: saved a step, and ended in this exit code
     rm -rf out log
-    start_mpi 2 $tiny --train t.txt --steps 1000000 --save_every 0
+    start_on 2 $tiny --train t.txt --steps 1000000 --save_every 0
     until_step 5
     if [ "$2" = mpirun ]; then kill -"$1" $pid; else kill -"$1" "$(rank_pid "$2")"; fi
     finish
@@ -240,7 +250,7 @@ test_signals_reach_all_ranks() {
 test_sigusr2_to_one_rank_saves_and_goes_on() {
     mpi_or_skip
     text 99 >t.txt
-    start_mpi 2 $tiny --train t.txt $slow --save_every 0
+    start_on 2 $tiny --train t.txt $slow --save_every 0
     until_step 5
     kill -USR2 "$(rank_pid 1)"
     finish

@@ -2,25 +2,11 @@
 # test_numerics.sh: NaN, Inf, spikes and flipped bits, put in by --inject: skipped on all ranks,
 # counted, gone back over, and the end of the run when it does not help.
 . "$(dirname "$0")/lib.sh"
-export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-export OMPI_MCA_rmaps_base_oversubscribe=1
 
 few="--warmup_steps 2 --total_batch_tokens 32"
 three="--steps 20 --warmup_steps 2 --total_batch_tokens 48"     # for three ranks
 last=step_00000020
 
-mpi_or_skip() {
-    command -v mpirun >/dev/null || skip "no mpirun; install openmpi-bin"
-    grep -q MPI_Init_thread "$B/train_gpt" ||
-        skip "train_gpt is built without MPI; install libopenmpi-dev and make"
-}
-run_on() {          # run_on RANKS ARGUMENTS...: its exit code is in $status
-    local n=$1; shift
-    status=0
-    if [ "$n" = 1 ]; then timeout 60 "$B/train_gpt" "$@" >stdout 2>stderr || status=$?
-    else timeout 60 mpirun -np "$n" "$B/train_gpt" "$@" >stdout 2>stderr || status=$?; fi
-}
-want() { [ $status -eq "$1" ] || { cat stderr; fail "exit code $status, want $1"; }; }
 counts() {          # counts SKIPPED SPIKED ROLLBACKS: what the log says last
     local got
     got="$(field skipped out/log.jsonl) $(field spiked out/log.jsonl) $(

@@ -95,6 +95,12 @@ test_sample_prints_the_text_and_nothing_else() {
     gpt --sample '' --sample_tokens 100 --temperature 0     # longer than the context
     [ "$(bytes_of stdout)" -eq 101 ]
 }
+test_sample_draws_no_row_without_a_token() {    # 257 tokens in a vocabulary padded to 400
+    text 99 >t.txt
+    gpt $small --train t.txt --steps 1 --vocab_size 400
+    gpt --sample 'a' --sample_tokens 200 --temperature 9
+    [ "$(bytes_of stdout)" -gt 2 ]
+}
 test_samples_during_training_go_to_stdout() {
     text 99 >t.txt
     gpt $small --train t.txt --steps 20 --sample_every 10 --sample_tokens 9 --top_k 3 --prompt ab
