@@ -443,6 +443,10 @@ static char *text_of(const char *fmt, ...) {
     va_end(args);
     return s;
 }
+static char *path_beside(const char *path, const char *name) { // in the same folder
+    const char *slash = strrchr(path, '/');
+    return text_of("%.*s%s", slash ? (int)(slash - path + 1) : 0, path, name);
+}
 __attribute__((format(printf, 2, 3)))
 static void text_add(Text *t, const char *fmt, ...) {
     va_list args;
@@ -1687,10 +1691,10 @@ static void layernorm_backward(floatX *dinp, real *dweight, real *dbias, const f
 //     matmul_forward     out (N,OC)     as (OC,N)  =  w^T   (OC,C)  in    (C,N)
 //     matmul_backward    din (N,C)      as (C,N)   =  w     (C,OC)  dout  (OC,N)
 //                        dw  (OC,C)     as (C,OC)  =  in    (C,N)   dout^T (N,OC)
-// What would be a pass over memory of its own is done while values are in registers: bias and gelu,
-// gelu's derivative, the residual, which is the product's C with beta = 1, and the gradient of bias,
-// sums of the operand dout that dw reads. Where cuBLASLt has no such kernel, one of ours does it.
-// What it finds for a shape is kept. Sums are fp32; --matmul tf32 lets an fp32 build round operands.
+// What would be a pass over memory of its own is done while values are in registers: bias, gelu, its
+// derivative, the residual, which is the product's C with beta = 1, and the gradient of bias, sums
+// of the operand dout that dw reads. Where cuBLASLt has no such kernel, one of ours does it. What
+// it finds for a shape is kept. Sums are fp32; --matmul tf32 lets an fp32 build round operands.
 enum { LT_WORKSPACE_BYTES = 32 << 20 }; // what NVIDIA advises for Hopper
 static int matmul_tf32 = 0;
 static int matmul_fuses_gelu = 1;       // 0: in kernels of their own, as where Lt has none
@@ -2531,8 +2535,8 @@ static void gelu_backward(floatX *dinp, const floatX *pre_gelu, size_t count) {
 //   in      targets (N) int32; dloss: gradient of the whole by one row's loss, 0: want no gradient
 //   in/out  logits (N,Vp) floatX: becomes dlogits = (softmax - onehot) * dloss, 0 in the padding
 //   out     losses (N) real: log(sum e^x) - x[target]
-//   work    a block of up to 1024 threads for a row: one pass for maximum and sum together (a thread
-//           corrects its sum when its maximum grows: Milakov & Gimelshein 2018), one that writes
+//   work    a block of up to 1024 threads for a row: one pass for maximum and sum (a thread corrects
+//           its sum when its maximum grows: Milakov & Gimelshein 2018), one that writes
 //   cost    moves 3*N*Vp values, of which the second read comes from L2      speed   not measured
 static __global__ void classifier_kernel(float *losses, floatX *logits, const int32_t *targets,
                                          float dloss, size_t V, size_t Vp) {
@@ -4082,7 +4086,7 @@ static Tokenizer tok_load(const char *spec) {
             if (access(path, R_OK) != 0) { free(path); path = NULL; }
         }
     check(path != NULL || !is_gpt2, EXIT_INPUT, "gpt2: no vocab.bpe, gpt2.tiktoken or merges.txt "
-          "in data/ or $GPT_DATA/tokenizer/: data/get.sh gets it");
+          "in data/ or $GPT_DATA/tokenizer/: data/get.sh gpt2 gets it");
     struct stat st;
     check(path != NULL || stat(spec, &st) != 0 || !S_ISDIR(st.st_mode), EXIT_INPUT, "%s: a folder "
           "without a tokenizer.json, vocab.json, vocab.bpe or merges.txt", spec);
@@ -4096,10 +4100,10 @@ static Tokenizer tok_load(const char *spec) {
     }
     while (wants_more) {
         size_t bytes;
-        char *text = in_read_all(path, TOK_MAX_FILE, &bytes), *slash = strrchr(path, '/');
+        char *text = in_read_all(path, TOK_MAX_FILE, &bytes);
         wants_more = tok_parse(&t, path, text, bytes);
         free(text);
-        text = text_of("%.*smerges.txt", slash ? (int)(slash + 1 - path) : 0, path);
+        text = path_beside(path, "merges.txt");
         free(path);
         path = text;
     }
@@ -4258,6 +4262,7 @@ static int32_t sample_token(const real *logits, Candidate *candidates, size_t V,
 static void gpt_sample(Model *model, const Tokenizer *tokenizer, const Flags *f, const char *prompt,
                        size_t wanted, uint64_t draw, FILE *file) {
     size_t bytes = strlen(prompt), count = 0, V = model->config.V;
+    size_t drawn = min_size(V, tokenizer->vocab_size);
     uint32_t *encoded = (uint32_t *)host_alloc((bytes + 1) * sizeof(uint32_t));
     if (bytes > 0) count = tok_encode(tokenizer, prompt, bytes, encoded);
     else encoded[count++] = tokenizer->end_of_text >= 0 ? (uint32_t)tokenizer->end_of_text : 0;
@@ -4278,7 +4283,7 @@ static void gpt_sample(Model *model, const Tokenizer *tokenizer, const Flags *f,
         }
         gpt_extend(model, tokens + begin + cached, count - begin - cached, cached, logits);
         cached = count - begin;
-        tokens[count] = sample_token(logits, candidates, V, f,
+        tokens[count] = sample_token(logits, candidates, drawn, f, // no row without a token
                                      hash_uniform((uint64_t)f->seed + hash64(draw), count));
         if (tokens[count] == tokenizer->end_of_text) break;
         size_t length;
@@ -4306,8 +4311,9 @@ typedef struct {
     size_t num_dims;
 } StTensor;
 typedef struct { char key[128], *value; } StMeta;
-typedef struct {
+typedef struct St {
     InFile file;
+    struct St *next;        // the next shard of a model in several files
     uint64_t data_start;
     StTensor *tensors;
     StMeta *metas;
@@ -4369,6 +4375,8 @@ static void st_read_tensor(St *st, Json *j, StTensor *t) {
 }
 static void st_close(St *st) {
     if (st->file.path != NULL) in_close(&st->file);
+    if (st->next != NULL) st_close(st->next);
+    free(st->next);
     for (size_t i = 0; i < st->num_metas; i++) free(st->metas[i].value);
     free(st->metas);
     free(st->tensors);
@@ -4487,8 +4495,11 @@ static real st_value(const StTensor *t, const void *data, size_t i) {
 }
 // Tensor `name` as parameter p lies in memory: (rows,cols), padding rows zero. The caller frees it.
 static real *st_param(const St *st, const ParamInfo *p, const char *name) {
+    const char *path = st->file.path; // the first shard's
+    while (st->next != NULL && st_find(st, name) == NULL) st = st->next;
     const StTensor *t = st_find(st, name);
-    check(t != NULL, EXIT_INPUT, "%s: no tensor %s", st->file.path, name);
+    check(t != NULL, EXIT_INPUT, "%s: no tensor %s%s", path, name,
+          st->file.path == path ? "" : ", nor in the shards after it");
     uint64_t d0 = p->is_transposed ? p->cols : p->file_rows;
     uint64_t d1 = p->is_transposed ? p->file_rows : p->cols;
     size_t num_dims = p->is_matrix ? 2 : 1;
@@ -4790,12 +4801,37 @@ static Config config_read(const char *path) {
 static char *init_file(const char *path, Config *c) {
     struct stat st;
     int is_folder = stat(path, &st) == 0 && S_ISDIR(st.st_mode);
-    char *file = is_folder ? text_of("%s/model.safetensors", path) : text_of("%s", path);
-    const char *slash = strrchr(file, '/');
-    char *config = text_of("%.*sconfig.json", slash ? (int)(slash - file + 1) : 0, file);
+    char *file = text_of("%s%s", path, is_folder ? "/model.safetensors" : "");
+    char *index = text_of("%s.index.json", file), *config = path_beside(file, "config.json");
+    int is_sharded = is_folder && access(file, F_OK) != 0 && access(index, F_OK) == 0;
     *c = config_read(config);
     free(config);
-    return file;
+    free(is_sharded ? file : index);
+    return is_sharded ? index : file;
+}
+// A model in several files, which {"weight_map": {"name of a tensor": "file", ...}} names; what is
+// in which one, they tell themselves.
+static void st_open_index(St *st, const char *path) {
+    size_t bytes;
+    char *text = in_read_all(path, ST_MAX_HEADER, &bytes), key[128], name[256];
+    Json j, top = json_open(path, text, bytes);
+    St *last = NULL;
+    memset(st, 0, sizeof *st);
+    check(json_find(&j, top, "weight_map"), EXIT_INPUT, "%s: no weight_map", path);
+    for (json_enter(&j, '{'); json_more(&j, '}'); ) {
+        json_key(&j, key, sizeof key);
+        json_string(&j, name, sizeof name);
+        check(!strchr(name, '/'), EXIT_INPUT, "%s: %s is said to be in %s: wanted a file beside "
+              "the index, and no path", path, key, name);
+        char *file = path_beside(path, name);
+        const St *have = last == NULL ? NULL : st;
+        while (have != NULL && strcmp(have->file.path, file)) have = have->next;
+        if (have != NULL) { free(file); continue; }
+        last = last == NULL ? st : (last->next = (St *)host_alloc(sizeof *st));
+        st_open(last, file);
+    }
+    check(last != NULL, EXIT_INPUT, "%s: weight_map names no file", path);
+    free(text);
 }
 
 typedef struct { char *folder; uint64_t step; St model, state; Config config; } Ckpt;
@@ -5702,7 +5738,8 @@ static int run_choose_model(Run *run, int is_training, Ckpt *ckpt, St *init) {
     else if (*f->init) {
         char *path = init_file(f->init, c);
         flags_check_config(f, c, path);
-        st_open(init, path);
+        const char *end = strrchr(path, '.');
+        (end && !strcmp(end, ".json") ? st_open_index : st_open)(init, path);
         if (!f->given[F_seq_len]) f->seq_len = (int64_t)min_size((size_t)f->seq_len, c->maxT);
     } else *c = config_of_flags(f, &run->tokenizer);
     check((size_t)f->seq_len <= c->maxT, EXIT_USAGE, "--seq_len %" PRId64 ": the model has %zu "
