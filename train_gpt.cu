@@ -1691,9 +1691,9 @@ static void layernorm_backward(floatX *dinp, real *dweight, real *dbias, const f
 //     matmul_forward     out (N,OC)     as (OC,N)  =  w^T   (OC,C)  in    (C,N)
 //     matmul_backward    din (N,C)      as (C,N)   =  w     (C,OC)  dout  (OC,N)
 //                        dw  (OC,C)     as (C,OC)  =  in    (C,N)   dout^T (N,OC)
-// What would be a pass over memory of its own is done while values are in registers: bias, gelu, its
-// derivative, the residual, which is the product's C with beta = 1, and the gradient of bias, sums
-// of the operand dout that dw reads. Where cuBLASLt has no such kernel, one of ours does it. What
+// What would be a pass over memory of its own is done while values are in registers: bias, gelu,
+// its derivative, the residual (the product's C with beta = 1), and the gradient of bias, which
+// sums the operand dout that dw reads. Where cuBLASLt has no such kernel, one of ours does it. What
 // it finds for a shape is kept. Sums are fp32; --matmul tf32 lets an fp32 build round operands.
 enum { LT_WORKSPACE_BYTES = 32 << 20 }; // what NVIDIA advises for Hopper
 static int matmul_tf32 = 0;
@@ -2535,7 +2535,7 @@ static void gelu_backward(floatX *dinp, const floatX *pre_gelu, size_t count) {
 //   in      targets (N) int32; dloss: gradient of the whole by one row's loss, 0: want no gradient
 //   in/out  logits (N,Vp) floatX: becomes dlogits = (softmax - onehot) * dloss, 0 in the padding
 //   out     losses (N) real: log(sum e^x) - x[target]
-//   work    a block of up to 1024 threads for a row: one pass for maximum and sum (a thread corrects
+//   work    a block of up to 1024 threads for a row: one pass for maximum and sum (a thread scales
 //           its sum when its maximum grows: Milakov & Gimelshein 2018), one that writes
 //   cost    moves 3*N*Vp values, of which the second read comes from L2      speed   not measured
 static __global__ void classifier_kernel(float *losses, floatX *logits, const int32_t *targets,
