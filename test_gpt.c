@@ -989,7 +989,7 @@ static void test_shards_cover_every_element_once(void) {
     m.zero = 1;
     size_t all = m.layout.count;
     char *uses = (char *)host_alloc(all);
-    m.m = (real *)host_alloc(all * sizeof(real));
+    m.m = (char *)host_alloc(all * sizeof(real));
     for (size_t k = 0; k < sizeof counts / sizeof *counts; k++) {
         size_t kept = 0;
         memset(uses, 0, all);
@@ -997,8 +997,8 @@ static void test_shards_cover_every_element_once(void) {
         for (rank = 0; rank < ranks; rank++) {
             size_t end = 0, lo, count; // of this rank's m: buckets follow each other in it
             for (size_t bucket = 0; bucket < m.layout.num_buckets; bucket++) {
-                real *at = state_of(&m, 'm', bucket, &lo, &count);
-                expect(at == m.m + end, "a gap in m");
+                char *at = state_of(&m, 'm', bucket, &lo, &count);
+                expect(at == m.m + end * sizeof(real), "a gap in m");
                 end += count;
                 for (size_t i = 0; i < count; i++) uses[bucket_start(&m.layout, bucket) + lo + i]++;
             }

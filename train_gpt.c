@@ -725,6 +725,7 @@ static const char *const group_titles[NUM_GROUPS] = {
     X(E, matmul,            TRAIN,  "fp32",   0, 0,       "fp32|tf32|bf16") \
     X(I, gelu_fusion,       TRAIN,  "1",      0, 1,       "0: the same bits at every --recompute") \
     X(I, master_weights,    TRAIN,  "1",      0, 1,       "bf16: 0 rounds at random instead") \
+    X(E, adam_state,        TRAIN,  "fp32",   0, 0,       "fp32|bf16") \
     X(I, zero,              TRAIN,  "1",      0, 1,       "1: a rank keeps its share of m and v") \
     X(I, pairwise,          TRAIN,  "1",      0, 1,       "0: one gradient buffer, other sums") \
     X(I, recompute,         TRAIN,  "0",      0, 3,       "redo: 1 GELU, 2 +layernorms, 3 layers") \
@@ -1808,16 +1809,23 @@ static void classifier_forward_backward(real *losses, floatX *logits, const int3
 // adamw_update: one step on count neighbouring parameters.
 //   in      g real; hyper: scaled for this step; master: NULL where weights are stored as real, or
 //           rounded at random: w then does without it
-//   in/out  w floatX; master, m, v real
+//   in/out  w floatX; master real; m, v real, or floatX rounded at random: has_narrow_moments
 //   cost    moves 7 values a parameter in fp32 (reads w g m v, writes w m v) -> memory-bound
 //   source  Loshchilov & Hutter 2019; the order of operations is torch.optim.AdamW's
 typedef struct {
     real grad_scale, beta1, beta2, eps, step_size, root_correction, keep;
-    int is_random;
+    int is_random, has_narrow_moments;
     uint64_t draw; // number of the first parameter's draw
 } AdamW;
 
-static void adamw_update(floatX *w, real *master, real *m, real *v, const real *g, size_t count,
+static inline real moment_at(const void *m, size_t i, int is_narrow) {
+    return has_master && is_narrow ? f32(((const floatX *)m)[i]) : ((const real *)m)[i];
+}
+static inline void moment_set(void *m, size_t i, real value, int is_narrow, uint64_t random) {
+    if (has_master && is_narrow) ((floatX *)m)[i] = fX_random(value, (uint32_t)random);
+    else ((real *)m)[i] = value;
+}
+static void adamw_update(floatX *w, real *master, void *m, void *v, const real *g, size_t count,
                          AdamW h) {
     enum { CHUNK = 1 << 14 };
     #pragma omp parallel for schedule(static)
@@ -1825,14 +1833,17 @@ static void adamw_update(floatX *w, real *master, real *m, real *v, const real *
         size_t hi = min_size(lo + CHUNK, count);
         #pragma omp simd
         for (size_t i = lo; i < hi; i++) {
+            uint64_t random = has_master ? hash64(h.draw + i) : 0; // 16 bits for each of three
             real grad = g[i] * h.grad_scale, weight = master ? master[i] : f32(w[i]);
-            m[i] = h.beta1 * m[i] + (1 - h.beta1) * grad;
-            v[i] = h.beta2 * v[i] + (1 - h.beta2) * grad * grad;
-            real root = (real)sqrt(v[i]) * h.root_correction + h.eps;
-            weight = weight * h.keep - h.step_size * m[i] / root;
+            real mean = h.beta1 * moment_at(m, i, h.has_narrow_moments) + (1 - h.beta1) * grad;
+            real square = h.beta2 * moment_at(v, i, h.has_narrow_moments) +
+                          (1 - h.beta2) * grad * grad;
+            moment_set(m, i, mean, h.has_narrow_moments, random >> 16);
+            moment_set(v, i, square, h.has_narrow_moments, random >> 32);
+            real root = (real)sqrt(square) * h.root_correction + h.eps;
+            weight = weight * h.keep - h.step_size * mean / root;
             if (master) master[i] = weight;
-            w[i] = has_master && h.is_random ? fX_random(weight, (uint32_t)hash64(h.draw + i))
-                                             : fX(weight);
+            w[i] = has_master && h.is_random ? fX_random(weight, (uint32_t)random) : fX(weight);
         }
     }
 }
@@ -2094,8 +2105,8 @@ static size_t acts_lay_out(ActInfo *out, Config c, size_t B, size_t T, int r, in
     /* name      type     elements                                                  what */ \
     X(weights,   floatX,  y.count,                                            "weights") \
     X(grads,     real,    y.count * is_trained * num_sums,                    "gradients") \
-    X(m,         real,    state_count(model, y.count) * is_trained,           "Adam m") \
-    X(v,         real,    state_count(model, y.count) * is_trained,           "Adam v") \
+    X(m,         char,    state_count(model, y.count) * is_trained * moment,  "Adam m") \
+    X(v,         char,    state_count(model, y.count) * is_trained * moment,  "Adam v") \
     X(master,    real,    state_count(model, y.count) * is_trained * masters, "master weights") \
     X(inbox,     real,    inbox_count(&y) * is_trained,                       "others' gradients") \
     X(acts,      char,    act_bytes,                                          "activations") \
@@ -2113,6 +2124,7 @@ typedef struct {
     size_t B, T;          // the largest micro-batch
     int recompute, is_trained;
     int is_random;        // weights have no master copy, and are rounded at random
+    int has_narrow_moments; // so are m and v: floatX
     int zero;             // 1: of m, v and master this rank holds its shard of each bucket only
     int levels;           // the gradients of 2^levels micro-batches, or runs of them, are added
     int slot, folds;      //   pairwise (10): a pass goes to buffer slot, then folds sums follow
@@ -2131,6 +2143,9 @@ typedef struct {
 static size_t state_count(const Model *model, size_t count) {
     return model->zero ? shard_count(count, rank) : count;
 }
+static size_t state_size(const Model *model, char group) { // bytes of an element, see state_of
+    return group != 'w' && model->has_narrow_moments ? sizeof(floatX) : sizeof(real);
+}
 static size_t inbox_count(const Layout *y) { // a bucket's shard from every other rank
     return shard_count(largest_bucket(y), rank) * (size_t)(ranks - 1);
 }
@@ -2139,7 +2154,7 @@ static void gpt_plan(Model *model, BufferInfo *infos) {
     Config c = model->config;
     size_t B = model->B, T = model->T, cache_T = model->cache_T;
     size_t is_trained = (size_t)model->is_trained, num_sums = (size_t)model->levels + 1;
-    size_t masters = has_master && !model->is_random;
+    size_t masters = has_master && !model->is_random, moment = state_size(model, 'm');
     Layout y = layout_of(c);
     size_t act_bytes = acts_lay_out(model->act_infos, c, B, T, model->recompute, model->is_trained);
     model->layout = y;
@@ -2191,36 +2206,42 @@ static Acts acts_at(const Model *model, size_t l) {
 }
 
 // --- 7.4 to the host and back, bucket by bucket ---
-static void comm_gather(real *host, const real *dev, size_t count, real *inbox); // 9
-static real *state_of(const Model *model, char group, size_t bucket, size_t *lo, size_t *count) {
+static void comm_gather(real *host, const void *dev, size_t count, size_t size, real *inbox); // 9
+// What this rank keeps of a bucket's master weights ('w'), m or v: `count` elements from *lo on.
+static char *state_of(const Model *model, char group, size_t bucket, size_t *lo, size_t *count) {
     size_t start = bucket_start(&model->layout, bucket);
     *count = state_count(model, bucket_count(&model->layout, bucket));
     *lo = model->zero ? shard_start(bucket_count(&model->layout, bucket), rank) : 0;
-    return (group == 'w' ? model->master : group == 'm' ? model->m : model->v) +
-           state_count(model, start);
+    return (group == 'w' ? (char *)model->master : group == 'm' ? model->m : model->v) +
+           state_count(model, start) * state_size(model, group);
+}
+static void state_to_host(real *host, const void *dev, size_t count, size_t size) {
+    if (size == sizeof(real)) to_host(host, dev, count * size);
+    else values_to_host(host, (const floatX *)dev, count);
 }
 // All values of a bucket on rank 0's host: group 'w' weights (the master ones), 'm' or 'v' moments.
 // All ranks call it; `out` has room for the bucket.
 static void bucket_to_host(real *out, const Model *model, char group, size_t bucket) {
-    size_t all = bucket_count(&model->layout, bucket), lo, count;
+    size_t all = bucket_count(&model->layout, bucket), lo, count, size = state_size(model, group);
     progress_mark("writing a bucket");
     if (group == 'w' && model->master == NULL) {
         values_to_host(out, model->weights + bucket_start(&model->layout, bucket), all);
         return;
     }
-    const real *state = state_of(model, group, bucket, &lo, &count);
-    to_host(out + lo, state, count * sizeof(real));
-    if (model->zero) comm_gather(out, state, all, model->inbox);
+    const char *state = state_of(model, group, bucket, &lo, &count);
+    state_to_host(out + lo, state, count, size);
+    if (model->zero) comm_gather(out, state, all, size, model->inbox);
 }
 // Every rank has all values, and takes what it keeps.
 static void bucket_to_dev(Model *model, char group, size_t bucket, const real *values) {
-    size_t all = bucket_count(&model->layout, bucket), lo, count;
+    size_t all = bucket_count(&model->layout, bucket), lo, count, size = state_size(model, group);
     progress_mark("loading a bucket");
     if (group == 'w')
         values_to_dev(model->weights + bucket_start(&model->layout, bucket), values, all);
     if (group == 'w' && model->master == NULL) return;
-    real *state = state_of(model, group, bucket, &lo, &count);
-    to_dev(state, values + lo, count * sizeof(real));
+    char *state = state_of(model, group, bucket, &lo, &count);
+    if (size == sizeof(real)) to_dev(state, values + lo, count * size);
+    else values_to_dev((floatX *)state, values + lo, count);
 }
 
 // --- 7.5 initial weights: nanoGPT's scheme, and PyTorch's numbers for the same seed ---
@@ -2410,15 +2431,15 @@ static void comm_all_gather_start(void *x, size_t count, size_t size) {
 }
 // Rank 0's host gets the other ranks' shards of x, one after the other by way of its inbox; dev is
 // the shard of the caller.
-static void comm_gather(real *x, const real *dev, size_t count, real *inbox) {
+static void comm_gather(real *x, const void *dev, size_t count, size_t size, real *inbox) {
     for (int r = 1; r < ranks; r++) {
-        size_t bytes = shard_count(count, r) * sizeof(real);
+        size_t bytes = shard_count(count, r) * size;
         if (rank > 0 && rank != r) continue;
         net_begin();
         comm_post(rank == 0 ? inbox : (void *)dev, bytes, rank == 0 ? r : 0, rank == r);
         net_end();
         comm_wait();
-        if (rank == 0) to_host(x + shard_start(count, r), inbox, bytes);
+        if (rank == 0) state_to_host(x + shard_start(count, r), inbox, bytes / size, size);
     }
 }
 // x's shard of this rank = its sum over all ranks, added pairwise: (0 + 1) + (2 + 3) ... One such
@@ -2633,6 +2654,7 @@ static void gpt_update(Model *model, const Flags *f, double lr, double norm, uin
     double clip = f->grad_clip > 0 ? fmin(1, f->grad_clip / (norm + 1e-6)) : 1;
     AdamW h;
     h.is_random = model->is_random;
+    h.has_narrow_moments = model->has_narrow_moments;
     h.grad_scale = (real)(clip / model->loss_scale);
     h.beta1 = (real)f->beta1;
     h.beta2 = (real)f->beta2;
@@ -2641,9 +2663,11 @@ static void gpt_update(Model *model, const Flags *f, double lr, double norm, uin
     h.root_correction = (real)(1 / sqrt(1 - pow(f->beta2, (double)t)));
     for (size_t bucket = 0; bucket < y->num_buckets; bucket++) {
         size_t start = bucket_start(y, bucket), first, count;
-        real *m = state_of(model, 'm', bucket, &first, &count);
-        real *v = state_of(model, 'v', bucket, &first, &count);
-        real *master = model->master == NULL ? NULL : state_of(model, 'w', bucket, &first, &count);
+        size_t moment = state_size(model, 'm');
+        char *m = state_of(model, 'm', bucket, &first, &count);
+        char *v = state_of(model, 'v', bucket, &first, &count);
+        real *master = model->master == NULL ? NULL
+                                             : (real *)state_of(model, 'w', bucket, &first, &count);
         for (int i = 0; i < NUM_PARAMS; i++) {
             const ParamInfo *p = &y->params[i];
             size_t lo = max_size(p->offset, first);
@@ -2652,7 +2676,8 @@ static void gpt_update(Model *model, const Flags *f, double lr, double norm, uin
             size_t at = lo - first;
             h.keep = (real)(p->is_matrix ? 1 - lr * f->weight_decay : 1);
             h.draw = hash64((uint64_t)f->seed + hash64(t)) + start + lo;
-            adamw_update(model->weights + start + lo, master ? master + at : NULL, m + at, v + at,
+            adamw_update(model->weights + start + lo, master ? master + at : NULL,
+                         m + at * moment, v + at * moment,
                          model->grads + start + lo, hi - lo, h);
         }
         if (model->zero)
@@ -4975,8 +5000,10 @@ static void run_open(Run *run, const Flags *given) {
     model->is_trained = is_training || f->plan;
     model->zero = (int)f->zero;
     model->is_random = !f->master_weights;
-    check(f->master_weights || !strcmp(PRECISION_NAME, "bf16"), EXIT_USAGE, "--master_weights 0 is "
-          "for a bf16 build; this one is %s", PRECISION_NAME);
+    model->has_narrow_moments = !strcmp(f->adam_state, "bf16");
+    check((f->master_weights && !model->has_narrow_moments) || !strcmp(PRECISION_NAME, "bf16"),
+          EXIT_USAGE, "--master_weights 0 and --adam_state bf16 are for a bf16 build; this is %s",
+          PRECISION_NAME);
     // A resume with another number of ranks keeps the batch.
     if (ranks > 1 && f->total_batch_tokens == 0 && is_training)
         f->total_batch_tokens = f->batch_size * f->seq_len * ranks;

@@ -742,6 +742,7 @@ static const char *const group_titles[NUM_GROUPS] = {
     X(E, matmul,            TRAIN,  "fp32",   0, 0,       "fp32|tf32|bf16") \
     X(I, gelu_fusion,       TRAIN,  "1",      0, 1,       "0: the same bits at every --recompute") \
     X(I, master_weights,    TRAIN,  "1",      0, 1,       "bf16: 0 rounds at random instead") \
+    X(E, adam_state,        TRAIN,  "fp32",   0, 0,       "fp32|bf16") \
     X(I, zero,              TRAIN,  "1",      0, 1,       "1: a rank keeps its share of m and v") \
     X(I, pairwise,          TRAIN,  "1",      0, 1,       "0: one gradient buffer, other sums") \
     X(I, recompute,         TRAIN,  "0",      0, 3,       "redo: 1 GELU, 2 +layernorms, 3 layers") \
@@ -1385,6 +1386,19 @@ DEVICE void load_reals(float *x, const float *p) {
 DEVICE void store_reals(float *p, const float *x) {
     for (int k = 0; k < PACK; k += 4)
         *(float4 *)(p + k) = make_float4(x[k], x[k + 1], x[k + 2], x[k + 3]);
+}
+// `count` values of either type; IS_PACK: count is PACK, known to the compiler, and p on 16 bytes
+template <int IS_PACK, class T> DEVICE void load_values(float *x, const T *p, int count) {
+    if (IS_PACK && sizeof(T) == 4) load_reals(x, (const float *)p);
+    else if (IS_PACK) {
+        Pack k = load_pack((const floatX *)p);
+        for (int i = 0; i < PACK; i++) x[i] = f32(k.x[i]);
+    } else for (int i = 0; i < count; i++) x[i] = f32(p[i]);
+}
+template <int IS_PACK, class T> DEVICE void store_values(T *p, const T *x, int count) {
+    if (IS_PACK && sizeof(T) == 4) store_reals((float *)p, (const float *)x);
+    else if (IS_PACK) store_pack((floatX *)p, *(const Pack *)x);
+    else for (int i = 0; i < count; i++) p[i] = x[i];
 }
 DEVICE float warp_sum(float x) { // on every lane, the same bits
     for (int d = WARP / 2; d > 0; d /= 2) x += __shfl_xor_sync(~0u, x, d);
@@ -2581,17 +2595,23 @@ static void classifier_forward_backward(real *losses, floatX *logits, const int3
 // adamw_update: one step on count neighbouring parameters.
 //   in      g real; hyper: scaled for this step; master: NULL where weights are stored as real, or
 //           rounded at random: w then does without it
-//   in/out  w floatX; master, m, v real
+//   in/out  w floatX; master real; m, v real, or floatX rounded at random: has_narrow_moments
 //   work    a thread for 16 bytes of w, every access 16 bytes; grad_scale clips on the way
 //   cost    moves 30 bytes a parameter in bf16 (reads master g m v, writes w master m v)
 //   speed   not measured
 //   source  Loshchilov & Hutter 2019; the order of operations is torch.optim.AdamW's
 typedef struct {
     real grad_scale, beta1, beta2, eps, step_size, root_correction, keep;
-    int is_random;
+    int is_random, has_narrow_moments;
     uint64_t draw; // number of the first parameter's draw
 } AdamW;
 
+DEVICE uint64_t adamw_random(const AdamW &h, size_t i) { // as hash64, which runs on the host only
+    uint64_t x = h.draw + i + 0x9e3779b97f4a7c15u;
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+    return x ^ x >> 31;
+}
 DEVICE float adamw_one(float weight, float *m, float *v, float grad, const AdamW &h) {
     grad *= h.grad_scale;
     *m = h.beta1 * *m + (1 - h.beta1) * grad;
@@ -2599,42 +2619,46 @@ DEVICE float adamw_one(float weight, float *m, float *v, float grad, const AdamW
     float root = sqrtf(*v) * h.root_correction + h.eps;
     return weight * h.keep - h.step_size * *m / root;
 }
-DEVICE floatX adamw_store(float weight, const AdamW &h, size_t i) {
-    if (!h.is_random) return fX(weight);
-    uint64_t x = h.draw + i + 0x9e3779b97f4a7c15u; // as hash64, which runs on the host only
-    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
-    return fX_random(weight, (uint32_t)(x ^ x >> 31));
+// The parameters from `at` on, `count` of them: a Pack, or the last few
+template <int IS_PACK>
+DEVICE void adamw_some(floatX *w, float *master, void *m, void *v, const float *g, size_t at,
+                       int count, const AdamW &h) {
+    float weight[PACK], mean[PACK], square[PACK], grad[PACK];
+    load_values<IS_PACK>(grad, g + at, count);
+    if (master) load_values<IS_PACK>(weight, master + at, count);
+    else load_values<IS_PACK>(weight, w + at, count);
+    if (h.has_narrow_moments) {
+        load_values<IS_PACK>(mean, (floatX *)m + at, count);
+        load_values<IS_PACK>(square, (floatX *)v + at, count);
+    } else {
+        load_values<IS_PACK>(mean, (float *)m + at, count);
+        load_values<IS_PACK>(square, (float *)v + at, count);
+    }
+    Pack stored, narrow_mean, narrow_square;
+    for (int k = 0; k < count; k++) {
+        weight[k] = adamw_one(weight[k], mean + k, square + k, grad[k], h);
+        uint64_t random = h.is_random || h.has_narrow_moments ? adamw_random(h, at + k) : 0;
+        stored.x[k] = h.is_random ? fX_random(weight[k], (uint32_t)random) : fX(weight[k]);
+        narrow_mean.x[k] = fX_random(mean[k], (uint32_t)(random >> 16));
+        narrow_square.x[k] = fX_random(square[k], (uint32_t)(random >> 32));
+    }
+    store_values<IS_PACK>(w + at, stored.x, count);
+    if (master) store_values<IS_PACK>(master + at, weight, count);
+    if (h.has_narrow_moments) {
+        store_values<IS_PACK>((floatX *)m + at, narrow_mean.x, count);
+        store_values<IS_PACK>((floatX *)v + at, narrow_square.x, count);
+    } else {
+        store_values<IS_PACK>((float *)m + at, mean, count);
+        store_values<IS_PACK>((float *)v + at, square, count);
+    }
 }
-static __global__ void adamw_kernel(floatX *w, float *master, float *m, float *v, const float *g,
+static __global__ void adamw_kernel(floatX *w, float *master, void *m, void *v, const float *g,
                                     size_t count, AdamW h) {
     size_t at = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * PACK;
-    for (size_t i = at; i < count && at + PACK > count; i++) { // the last few
-        float weight = adamw_one(master ? master[i] : f32(w[i]), m + i, v + i, g[i], h);
-        if (master) master[i] = weight;
-        w[i] = adamw_store(weight, h, i);
-    }
-    if (at + PACK > count) return;
-    float weight[PACK], mean[PACK], square[PACK], grad[PACK];
-    Pack stored;
-    load_reals(mean, m + at);
-    load_reals(square, v + at);
-    load_reals(grad, g + at);
-    if (master) load_reals(weight, master + at);
-    else {
-        stored = load_pack(w + at);
-        for (int k = 0; k < PACK; k++) weight[k] = f32(stored.x[k]);
-    }
-    for (int k = 0; k < PACK; k++) {
-        weight[k] = adamw_one(weight[k], mean + k, square + k, grad[k], h);
-        stored.x[k] = adamw_store(weight[k], h, at + k);
-    }
-    store_reals(m + at, mean);
-    store_reals(v + at, square);
-    if (master) store_reals(master + at, weight);
-    store_pack(w + at, stored);
+    if (at + PACK <= count) adamw_some<1>(w, master, m, v, g, at, PACK, h);
+    else if (at < count) adamw_some<0>(w, master, m, v, g, at, (int)(count - at), h);
 }
-static void adamw_update(floatX *w, real *master, real *m, real *v, const real *g, size_t count,
+static void adamw_update(floatX *w, real *master, void *m, void *v, const real *g, size_t count,
                          AdamW h) {
     adamw_kernel<<<grid_of(count, BLOCK * PACK), BLOCK, 0, stream>>>(w, master, m, v, g, count, h);
     launch_check("adamw_kernel");
@@ -2910,8 +2934,8 @@ static size_t acts_lay_out(ActInfo *out, Config c, size_t B, size_t T, int r, in
     /* name      type     elements                                                  what */ \
     X(weights,   floatX,  y.count,                                            "weights") \
     X(grads,     real,    y.count * is_trained * num_sums,                    "gradients") \
-    X(m,         real,    state_count(model, y.count) * is_trained,           "Adam m") \
-    X(v,         real,    state_count(model, y.count) * is_trained,           "Adam v") \
+    X(m,         char,    state_count(model, y.count) * is_trained * moment,  "Adam m") \
+    X(v,         char,    state_count(model, y.count) * is_trained * moment,  "Adam v") \
     X(master,    real,    state_count(model, y.count) * is_trained * masters, "master weights") \
     X(inbox,     real,    inbox_count(&y) * is_trained,                       "others' gradients") \
     X(acts,      char,    act_bytes,                                          "activations") \
@@ -2929,6 +2953,7 @@ typedef struct {
     size_t B, T;          // the largest micro-batch
     int recompute, is_trained;
     int is_random;        // weights have no master copy, and are rounded at random
+    int has_narrow_moments; // so are m and v: floatX
     int zero;             // 1: of m, v and master this rank holds its shard of each bucket only
     int levels;           // the gradients of 2^levels micro-batches, or runs of them, are added
     int slot, folds;      //   pairwise (10): a pass goes to buffer slot, then folds sums follow
@@ -2947,6 +2972,9 @@ typedef struct {
 static size_t state_count(const Model *model, size_t count) {
     return model->zero ? shard_count(count, rank) : count;
 }
+static size_t state_size(const Model *model, char group) { // bytes of an element, see state_of
+    return group != 'w' && model->has_narrow_moments ? sizeof(floatX) : sizeof(real);
+}
 static size_t inbox_count(const Layout *y) { // a bucket's shard from every other rank
     return shard_count(largest_bucket(y), rank) * (size_t)(ranks - 1);
 }
@@ -2955,7 +2983,7 @@ static void gpt_plan(Model *model, BufferInfo *infos) {
     Config c = model->config;
     size_t B = model->B, T = model->T, cache_T = model->cache_T;
     size_t is_trained = (size_t)model->is_trained, num_sums = (size_t)model->levels + 1;
-    size_t masters = has_master && !model->is_random;
+    size_t masters = has_master && !model->is_random, moment = state_size(model, 'm');
     Layout y = layout_of(c);
     size_t act_bytes = acts_lay_out(model->act_infos, c, B, T, model->recompute, model->is_trained);
     model->layout = y;
@@ -3007,36 +3035,42 @@ static Acts acts_at(const Model *model, size_t l) {
 }
 
 // --- 7.4 to the host and back, bucket by bucket ---
-static void comm_gather(real *host, const real *dev, size_t count, real *inbox); // 9
-static real *state_of(const Model *model, char group, size_t bucket, size_t *lo, size_t *count) {
+static void comm_gather(real *host, const void *dev, size_t count, size_t size, real *inbox); // 9
+// What this rank keeps of a bucket's master weights ('w'), m or v: `count` elements from *lo on.
+static char *state_of(const Model *model, char group, size_t bucket, size_t *lo, size_t *count) {
     size_t start = bucket_start(&model->layout, bucket);
     *count = state_count(model, bucket_count(&model->layout, bucket));
     *lo = model->zero ? shard_start(bucket_count(&model->layout, bucket), rank) : 0;
-    return (group == 'w' ? model->master : group == 'm' ? model->m : model->v) +
-           state_count(model, start);
+    return (group == 'w' ? (char *)model->master : group == 'm' ? model->m : model->v) +
+           state_count(model, start) * state_size(model, group);
+}
+static void state_to_host(real *host, const void *dev, size_t count, size_t size) {
+    if (size == sizeof(real)) to_host(host, dev, count * size);
+    else values_to_host(host, (const floatX *)dev, count);
 }
 // All values of a bucket on rank 0's host: group 'w' weights (the master ones), 'm' or 'v' moments.
 // All ranks call it; `out` has room for the bucket.
 static void bucket_to_host(real *out, const Model *model, char group, size_t bucket) {
-    size_t all = bucket_count(&model->layout, bucket), lo, count;
+    size_t all = bucket_count(&model->layout, bucket), lo, count, size = state_size(model, group);
     progress_mark("writing a bucket");
     if (group == 'w' && model->master == NULL) {
         values_to_host(out, model->weights + bucket_start(&model->layout, bucket), all);
         return;
     }
-    const real *state = state_of(model, group, bucket, &lo, &count);
-    to_host(out + lo, state, count * sizeof(real));
-    if (model->zero) comm_gather(out, state, all, model->inbox);
+    const char *state = state_of(model, group, bucket, &lo, &count);
+    state_to_host(out + lo, state, count, size);
+    if (model->zero) comm_gather(out, state, all, size, model->inbox);
 }
 // Every rank has all values, and takes what it keeps.
 static void bucket_to_dev(Model *model, char group, size_t bucket, const real *values) {
-    size_t all = bucket_count(&model->layout, bucket), lo, count;
+    size_t all = bucket_count(&model->layout, bucket), lo, count, size = state_size(model, group);
     progress_mark("loading a bucket");
     if (group == 'w')
         values_to_dev(model->weights + bucket_start(&model->layout, bucket), values, all);
     if (group == 'w' && model->master == NULL) return;
-    real *state = state_of(model, group, bucket, &lo, &count);
-    to_dev(state, values + lo, count * sizeof(real));
+    char *state = state_of(model, group, bucket, &lo, &count);
+    if (size == sizeof(real)) to_dev(state, values + lo, count * size);
+    else values_to_dev((floatX *)state, values + lo, count);
 }
 
 // --- 7.5 initial weights: nanoGPT's scheme, and PyTorch's numbers for the same seed ---
@@ -3226,15 +3260,15 @@ static void comm_all_gather_start(void *x, size_t count, size_t size) {
 }
 // Rank 0's host gets the other ranks' shards of x, one after the other by way of its inbox; dev is
 // the shard of the caller.
-static void comm_gather(real *x, const real *dev, size_t count, real *inbox) {
+static void comm_gather(real *x, const void *dev, size_t count, size_t size, real *inbox) {
     for (int r = 1; r < ranks; r++) {
-        size_t bytes = shard_count(count, r) * sizeof(real);
+        size_t bytes = shard_count(count, r) * size;
         if (rank > 0 && rank != r) continue;
         net_begin();
         comm_post(rank == 0 ? inbox : (void *)dev, bytes, rank == 0 ? r : 0, rank == r);
         net_end();
         comm_wait();
-        if (rank == 0) to_host(x + shard_start(count, r), inbox, bytes);
+        if (rank == 0) state_to_host(x + shard_start(count, r), inbox, bytes / size, size);
     }
 }
 // x's shard of this rank = its sum over all ranks, added pairwise: (0 + 1) + (2 + 3) ... One such
@@ -3449,6 +3483,7 @@ static void gpt_update(Model *model, const Flags *f, double lr, double norm, uin
     double clip = f->grad_clip > 0 ? fmin(1, f->grad_clip / (norm + 1e-6)) : 1;
     AdamW h;
     h.is_random = model->is_random;
+    h.has_narrow_moments = model->has_narrow_moments;
     h.grad_scale = (real)(clip / model->loss_scale);
     h.beta1 = (real)f->beta1;
     h.beta2 = (real)f->beta2;
@@ -3457,9 +3492,11 @@ static void gpt_update(Model *model, const Flags *f, double lr, double norm, uin
     h.root_correction = (real)(1 / sqrt(1 - pow(f->beta2, (double)t)));
     for (size_t bucket = 0; bucket < y->num_buckets; bucket++) {
         size_t start = bucket_start(y, bucket), first, count;
-        real *m = state_of(model, 'm', bucket, &first, &count);
-        real *v = state_of(model, 'v', bucket, &first, &count);
-        real *master = model->master == NULL ? NULL : state_of(model, 'w', bucket, &first, &count);
+        size_t moment = state_size(model, 'm');
+        char *m = state_of(model, 'm', bucket, &first, &count);
+        char *v = state_of(model, 'v', bucket, &first, &count);
+        real *master = model->master == NULL ? NULL
+                                             : (real *)state_of(model, 'w', bucket, &first, &count);
         for (int i = 0; i < NUM_PARAMS; i++) {
             const ParamInfo *p = &y->params[i];
             size_t lo = max_size(p->offset, first);
@@ -3468,7 +3505,8 @@ static void gpt_update(Model *model, const Flags *f, double lr, double norm, uin
             size_t at = lo - first;
             h.keep = (real)(p->is_matrix ? 1 - lr * f->weight_decay : 1);
             h.draw = hash64((uint64_t)f->seed + hash64(t)) + start + lo;
-            adamw_update(model->weights + start + lo, master ? master + at : NULL, m + at, v + at,
+            adamw_update(model->weights + start + lo, master ? master + at : NULL,
+                         m + at * moment, v + at * moment,
                          model->grads + start + lo, hi - lo, h);
         }
         if (model->zero)
@@ -5791,8 +5829,10 @@ static void run_open(Run *run, const Flags *given) {
     model->is_trained = is_training || f->plan;
     model->zero = (int)f->zero;
     model->is_random = !f->master_weights;
-    check(f->master_weights || !strcmp(PRECISION_NAME, "bf16"), EXIT_USAGE, "--master_weights 0 is "
-          "for a bf16 build; this one is %s", PRECISION_NAME);
+    model->has_narrow_moments = !strcmp(f->adam_state, "bf16");
+    check((f->master_weights && !model->has_narrow_moments) || !strcmp(PRECISION_NAME, "bf16"),
+          EXIT_USAGE, "--master_weights 0 and --adam_state bf16 are for a bf16 build; this is %s",
+          PRECISION_NAME);
     // A resume with another number of ranks keeps the batch.
     if (ranks > 1 && f->total_batch_tokens == 0 && is_training)
         f->total_batch_tokens = f->batch_size * f->seq_len * ranks;
