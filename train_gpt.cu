@@ -197,6 +197,9 @@ DEVICE void mma(float *d, const uint32_t *a, const uint32_t *b) {
 #endif
 #define PROGRAM_NAME "train_gpt_cuda"
 enum { CHANNELS_UNIT = 8 }; // C is a multiple of it: rows begin on 16 bytes
+// Rows of logits at a time. Each turn reads and writes wte's gradient: with 512 that would take
+// longer than the product itself (scripts/speed_model.py).
+enum { HEAD_ROWS = 4096 };
 #if defined(PRECISION_FP16)
 enum { HAS_LOSS_SCALE = 1 };
 #else
@@ -2910,8 +2913,7 @@ typedef struct { ACTS(ACT_FIELD) } Acts; // one layer's view
 typedef struct { const char *name; size_t copies, bytes, offset; } ActInfo; // bytes of one copy
 
 // Only this many rows of logits exist at once: the head runs forward and backward on them in turn.
-// Each turn reads and writes wte's gradient once: 512 rows cost 0.2 % of a step of d12 at T = 1024.
-static size_t head_rows(size_t N) { return min_size(N, 512); }
+static size_t head_rows(size_t N) { return min_size(N, HEAD_ROWS); }
 
 static size_t acts_lay_out(ActInfo *out, Config c, size_t B, size_t T, int r, int is_trained) {
     size_t stream = is_trained ? c.L + 1 : 1, trained = is_trained ? 1 : 0, offset = 0;

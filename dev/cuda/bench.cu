@@ -46,7 +46,7 @@ static void run_attention(void) { attention_forward(y, lse, wide, B, T, C, NH); 
 static void run_attention_backward(void) {
     attention_backward(wide + N * 4 * C, narrow, y, lse, wide, B, T, C, NH);
 }
-static size_t rows(void) { return min_size(N, 512); } // of logits at a time
+static size_t rows(void) { return head_rows(N); } // of logits at a time
 static void run_head(void) { matmul_forward(logits, NULL, x, weights, NULL, NULL, rows(), C, Vp); }
 static void run_classifier(void) {
     classifier_forward_backward(stats, logits, tokens, 1e-5f, rows(), V, Vp);
@@ -135,9 +135,9 @@ int main(int argc, char **argv) {
         { "matmul fcproj backward", run_fcproj_backward, L, 0, 8 * product },
         { "attention", run_attention, L, 0, 2 * square },
         { "attention backward", run_attention_backward, L, 0, 5 * square },
-        { "head, 512 rows", run_head, chunks, 0, head },
-        { "classifier, 512 rows", run_classifier, chunks, 2.0 * rows() * Vp * s, 0 },
-        { "head backward, 512 rows", run_head_backward, chunks, 0, 2 * head },
+        { "head", run_head, chunks, 0, head },
+        { "classifier", run_classifier, chunks, 2.0 * rows() * Vp * s, 0 },
+        { "head backward", run_head_backward, chunks, 0, 2 * head },
         { "adamw of a layer", run_adamw, L, (double)parameters * (s == 4 ? 28 : 30), 0 },
         { "norm of a layer", run_norm, L, 4.0 * parameters, 0 } };
     double bandwidth = 0, peak = dev_peak_flops(), sum = 0;
