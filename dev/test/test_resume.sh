@@ -183,4 +183,16 @@ test_stop_that_cannot_save_is_no_success() {
     ! grep 'saved step' stderr || fail "it says that it saved"
 }
 
+# --- compatibility ---
+test_resume_goes_on_from_a_checkpoint_of_the_first_release() {  # with the losses of that time
+    text 99 >t.txt
+    mkdir out
+    cp -r "$root/dev/test/release_1/step_00000020" out/
+    gpt --resume --steps 40 --out out
+    says 'resumed at step 20'
+    sed -n 's/^{"step":\([0-9]*\),"loss":\([^,]*\),.*/\1 \2/p' out/log.jsonl |
+        paste -d ' ' - "$root/dev/test/release_1/losses.txt" | awk '
+            { d = $2 - $4; if (d < 0) d = -d; if ($1 != $3 || !(d <= 1e-4)) bad = 1 }
+            END { exit bad || NR != 20 }' || fail "other losses than then"
+}
 run_tests "$@"
