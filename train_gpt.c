@@ -338,8 +338,7 @@ static void die(int code, const char *fmt, ...) {
     va_start(args, fmt);
     vsnprintf(die_message, sizeof die_message, fmt, args);
     va_end(args);
-    // names may hold any
-    for (char *c = die_message; *c; c++) if ((unsigned char)*c < 0x20) *c = '?';
+    for (char *c = die_message; *c; c++) if ((unsigned char)*c < 0x20) *c = '?'; // of a name
     if (die_recovers != NULL) longjmp(*die_recovers, code);
     fflush(stdout);
     if (rank > 0) usleep(300000); // what goes wrong on all ranks is told once, by rank 0
@@ -553,7 +552,7 @@ static uint32_t crc32c(uint32_t crc, const void *data, size_t bytes) {
 }
 
 // --- 2.4 JSON: a cursor over a text; what is not JSON ends in check() with the byte offset ---
-// Use:  json_enter(&j, '{'); while (json_more(&j, '}')) { json_key(&j, key, sizeof key); ... }
+// Use:  for (json_enter(&j, '{'); json_more(&j, '}'); ) { json_key(&j, key, sizeof key); ... }
 // where ... takes exactly one value: json_string, json_number, json_skip, or another json_enter.
 typedef struct { const char *path, *text, *at, *end; int first; } Json;
 
@@ -765,15 +764,10 @@ typedef struct {
     { #type[0], #name, group, value, min, max, help, offsetof(Flags, name) },
 static const FlagInfo flag_infos[NUM_FLAGS] = { FLAGS(FLAG_ROW) };
 
-static int64_t *flag_int(const Flags *f, int i) {
-    return (int64_t *)((char *)f + flag_infos[i].offset);
-}
-static double *flag_number(const Flags *f, int i) {
-    return (double *)((char *)f + flag_infos[i].offset);
-}
-static const char **flag_string(const Flags *f, int i) {
-    return (const char **)((char *)f + flag_infos[i].offset);
-}
+static void *flag_at(const Flags *f, int i) { return (char *)f + flag_infos[i].offset; }
+static int64_t *flag_int(const Flags *f, int i) { return (int64_t *)flag_at(f, i); }
+static double *flag_number(const Flags *f, int i) { return (double *)flag_at(f, i); }
+static const char **flag_string(const Flags *f, int i) { return (const char **)flag_at(f, i); }
 
 static int is_choice(const char *choices, const char *word) { // "a|b|c"
     size_t count = strlen(word);
@@ -796,8 +790,7 @@ static void flag_set(Flags *f, int i, const char *text, int code) {
         *flag_int(f, i) = value;
     } else if (info->type == 'F') {
         double value = strtod(text, &end);
-        // no blanks, hex digits, nan, inf
-        int is_plain = text[strspn(text, "+-.0123456789eE")] == 0;
+        int is_plain = text[strspn(text, "+-.0123456789eE")] == 0; // no blank, hex, nan, inf
         check(is_plain && end != text && *end == 0 && isfinite(value), code, "--%s wants a number, "
               "got '%s'", info->name, text);
         check(value >= info->min && value <= info->max, code, "--%s must be in [%g, %g], got %s",
@@ -912,8 +905,7 @@ static Flags flags_parse(int argc, char **argv) {
 static void flags_merge_saved(Flags *f, Json j) {
     char name[64];
     char *value = (char *)host_alloc(65536);
-    json_enter(&j, '{');
-    while (json_more(&j, '}')) {
+    for (json_enter(&j, '{'); json_more(&j, '}'); ) {
         json_key(&j, name, sizeof name);
         if (json_peek(&j) == '"') json_string(&j, value, 65536);
         else snprintf(value, 65536, "%.17g", json_number(&j));
@@ -937,8 +929,7 @@ static void flags_merge_saved(Flags *f, Json j) {
             if (f->resume && group != WATCH)
                 say("changed: %s %s -> %s\n", name, was.at, now.at);
         }
-        free(was.at);
-        free(now.at);
+        free(was.at), free(now.at);
     }
     free(value);
 }
@@ -3471,7 +3462,6 @@ static int32_t sample_token(const real *logits, Candidate *candidates, size_t V,
 static void gpt_sample(Model *model, const Tokenizer *tokenizer, const Flags *f, const char *prompt,
                        size_t wanted, uint64_t draw, FILE *file) {
     size_t bytes = strlen(prompt), count = 0, V = model->config.V;
-    size_t drawn = min_size(V, tokenizer->vocab_size);
     uint32_t *encoded = (uint32_t *)host_alloc((bytes + 1) * sizeof(uint32_t));
     if (bytes > 0) count = tok_encode(tokenizer, prompt, bytes, encoded);
     else encoded[count++] = tokenizer->end_of_text >= 0 ? (uint32_t)tokenizer->end_of_text : 0;
@@ -3492,7 +3482,7 @@ static void gpt_sample(Model *model, const Tokenizer *tokenizer, const Flags *f,
         }
         gpt_extend(model, tokens + begin + cached, count - begin - cached, cached, logits);
         cached = count - begin;
-        tokens[count] = sample_token(logits, candidates, drawn, f, // no row without a token
+        tokens[count] = sample_token(logits, candidates, tokenizer->vocab_size, f, // not V
                                      hash_uniform((uint64_t)f->seed + hash64(draw), count));
         if (tokens[count] == tokenizer->end_of_text) break;
         size_t length;
@@ -3500,10 +3490,7 @@ static void gpt_sample(Model *model, const Tokenizer *tokenizer, const Flags *f,
         print_bytes(file, text, length);
     }
     print_bytes(file, "\n", 1);
-    free(encoded);
-    free(tokens);
-    free(logits);
-    free(candidates);
+    free(encoded), free(tokens), free(logits), free(candidates);
 }
 
 // === 13. Checkpoints =================================================================== [shared]
@@ -3522,7 +3509,7 @@ typedef struct {
 typedef struct { char key[128], *value; } StMeta;
 typedef struct St {
     InFile file;
-    struct St *next;        // the next shard of a model in several files
+    struct St *next;        // the next shard; of an index: the first
     uint64_t data_start;
     StTensor *tensors;
     StMeta *metas;
@@ -3553,13 +3540,11 @@ static void st_read_tensor(St *st, Json *j, StTensor *t) {
     char key[32];
     uint64_t bytes = 1;
     int seen = 0;
-    json_enter(j, '{');
-    while (json_more(j, '}')) {
+    for (json_enter(j, '{'); json_more(j, '}'); ) {
         json_key(j, key, sizeof key);
         if (!strcmp(key, "dtype")) { json_string(j, t->dtype, sizeof t->dtype); seen |= 1; }
         else if (!strcmp(key, "shape")) {
-            json_enter(j, '[');
-            while (json_more(j, ']')) {
+            for (json_enter(j, '['); json_more(j, ']'); ) {
                 check(t->num_dims < 4, EXIT_INPUT, "%s: %s has over 4 dimensions", j->path,
                     t->name);
                 t->dims[t->num_dims++] = json_count(j);
@@ -3611,14 +3596,12 @@ static void st_open(St *st, const char *path) {
     char recorded[9] = "", *place = st_header_crc(text, &st->header_crc);
     st->has_crc = place != NULL;
     if (st->has_crc) memcpy(recorded, place, 8);
-    Json j = json_open(path, text, header_bytes);
-    json_enter(&j, '{');
     char name[128];
-    while (json_more(&j, '}')) {
+    Json j = json_open(path, text, header_bytes);
+    for (json_enter(&j, '{'); json_more(&j, '}'); ) {
         json_key(&j, name, sizeof name);
         if (!strcmp(name, "__metadata__")) {
-            json_enter(&j, '{');
-            while (json_more(&j, '}')) {
+            for (json_enter(&j, '{'); json_more(&j, '}'); ) {
                 check(st->num_metas < ST_MAX_ENTRIES, EXIT_INPUT, "%s: over %d entries", path,
                       ST_MAX_ENTRIES);
                 st->metas = (StMeta *)host_grow(st->metas, (st->num_metas + 1) * sizeof(StMeta));
@@ -3657,8 +3640,8 @@ static const StTensor *st_find(const St *st, const char *name) { // with or with
     size_t skip = sizeof prefix - 1;
     for (size_t i = 0; i < st->num_tensors; i++) {
         const char *have = st->tensors[i].name;
+        if (!strncmp(have, prefix, skip) && strncmp(name, prefix, skip)) have += skip;
         if (!strcmp(have, name)) return &st->tensors[i];
-        if (!strncmp(have, prefix, skip) && !strcmp(have + skip, name)) return &st->tensors[i];
     }
     return NULL;
 }
@@ -3684,31 +3667,23 @@ static double half_to_double(uint16_t h) { // IEEE binary16
     return h >> 15 ? -value : value;
 }
 static real st_value(const StTensor *t, const void *data, size_t i) {
+    const char *from = (const char *)data;
     float single;
     double value;
-    uint32_t bits;
     uint16_t half;
-    if (t->dtype[0] == 'F' && t->dtype[1] == '3') {
-        memcpy(&single, (const char *)data + 4 * i, 4);
-        return single;
-    }
-    if (t->dtype[0] == 'F' && t->dtype[1] == '6') {
-        memcpy(&value, (const char *)data + 8 * i, 8);
-        return (real)value;
-    }
-    memcpy(&half, (const char *)data + 2 * i, 2);
-    if (t->dtype[0] == 'F') return (real)half_to_double(half);
-    bits = (uint32_t)half << 16; // BF16
-    memcpy(&single, &bits, 4);
-    return single;
+    if (!strcmp(t->dtype, "F32")) return memcpy(&single, from + 4 * i, 4), single;
+    if (!strcmp(t->dtype, "F64")) return memcpy(&value, from + 8 * i, 8), (real)value;
+    memcpy(&half, from + 2 * i, 2);
+    if (!strcmp(t->dtype, "F16")) return (real)half_to_double(half);
+    uint32_t bits = (uint32_t)half << 16; // BF16
+    return memcpy(&single, &bits, 4), single;
 }
 // Tensor `name` as parameter p lies in memory: (rows,cols), padding rows zero. The caller frees it.
 static real *st_param(const St *st, const ParamInfo *p, const char *name) {
-    const char *path = st->file.path; // the first shard's
-    while (st->next != NULL && st_find(st, name) == NULL) st = st->next;
+    const char *path = st->file.path; // of an index: then the shards follow
     const StTensor *t = st_find(st, name);
-    check(t != NULL, EXIT_INPUT, "%s: no tensor %s%s", path, name,
-          st->file.path == path ? "" : ", nor in the shards after it");
+    while (t == NULL && st->next != NULL) t = st_find(st = st->next, name);
+    check(t != NULL, EXIT_INPUT, "%s: no tensor %s", path, name);
     uint64_t d0 = p->is_transposed ? p->cols : p->file_rows;
     uint64_t d1 = p->is_transposed ? p->file_rows : p->cols;
     size_t num_dims = p->is_matrix ? 2 : 1;
@@ -3794,11 +3769,9 @@ static int st_save(const char *path, const Model *model, const char *groups, con
         for (size_t bucket = 0; bucket < y->num_buckets; bucket++)
             for (int i = 0; i < NUM_PARAMS; i++) {
                 if (y->params[i].scope != bucket_scope(y, bucket)) continue;
-                SaveItem *item = &items[count++];
-                item->group = *g;
-                item->bucket = bucket;
-                item->param = i;
-                param_name(item->name, sizeof item->name, *g, &y->params[i], bucket);
+                SaveItem item = { *g, bucket, i, "", 0 };
+                param_name(item.name, sizeof item.name, *g, &y->params[i], bucket);
+                items[count++] = item;
                 largest = max_size(largest, y->params[i].rows * y->params[i].cols);
             }
     real *values = (real *)host_alloc(largest_bucket(y) * sizeof(real));
@@ -3834,10 +3807,7 @@ static int st_save(const char *path, const Model *model, const char *groups, con
     memcpy(place, crc_text, 8);
     if (!f.error && pwrite(f.fd, header.at, header.count, 8) != (ssize_t)header.count)
         f.error = errno ? errno : EIO;
-    free(header.at);
-    free(items);
-    free(values);
-    free(turned);
+    free(header.at), free(items), free(values), free(turned);
     return out_close(&f);
 }
 
@@ -3930,8 +3900,7 @@ static int ckpt_save(const Model *model, const State *state, const Flags *f,
     if (!error) error = late;
     if (!error) error = sync_folder(folder);
     struct stat st;
-    // the same step again, after a rollback
-    if (!error && stat(name, &st) == 0) remove_folder(name);
+    if (!error && stat(name, &st) == 0) remove_folder(name); // again, after a rollback
     if (!error && rename(folder, name) != 0) error = errno;
     if (!error) error = sync_folder(f->out);
     if (error) remove_folder(folder);
@@ -3984,8 +3953,7 @@ static Config config_read(const char *path) {
     Config c;
     memset(&c, 0, sizeof c);
     Json j = json_open(path, text, bytes);
-    json_enter(&j, '{');
-    while (json_more(&j, '}')) {
+    for (json_enter(&j, '{'); json_more(&j, '}'); ) {
         json_key(&j, key, sizeof key);
         size_t *number = !strcmp(key, "n_layer") ? &c.L : !strcmp(key, "n_head") ? &c.NH :
                          !strcmp(key, "n_embd") ? &c.C : !strcmp(key, "n_positions") ? &c.maxT :
@@ -4024,8 +3992,9 @@ static void st_open_index(St *st, const char *path) {
     size_t bytes;
     char *text = in_read_all(path, ST_MAX_HEADER, &bytes), key[128], name[256];
     Json j, top = json_open(path, text, bytes);
-    St *last = NULL;
     memset(st, 0, sizeof *st);
+    st->file.path = path;
+    st->file.fd = -1;
     check(json_find(&j, top, "weight_map"), EXIT_INPUT, "%s: no weight_map", path);
     for (json_enter(&j, '{'); json_more(&j, '}'); ) {
         json_key(&j, key, sizeof key);
@@ -4033,13 +4002,12 @@ static void st_open_index(St *st, const char *path) {
         check(!strchr(name, '/'), EXIT_INPUT, "%s: %s is said to be in %s: wanted a file beside "
               "the index, and no path", path, key, name);
         char *file = path_beside(path, name);
-        const St *have = last == NULL ? NULL : st;
-        while (have != NULL && strcmp(have->file.path, file)) have = have->next;
-        if (have != NULL) { free(file); continue; }
-        last = last == NULL ? st : (last->next = (St *)host_alloc(sizeof *st));
-        st_open(last, file);
+        St *last = st;
+        while (last->next != NULL && strcmp(last->next->file.path, file)) last = last->next;
+        if (last->next != NULL) { free(file); continue; } // it is open
+        last->next = (St *)host_alloc(sizeof *st);
+        st_open(last->next, file);
     }
-    check(last != NULL, EXIT_INPUT, "%s: weight_map names no file", path);
     free(text);
 }
 

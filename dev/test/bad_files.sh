@@ -102,7 +102,7 @@ make_bad_indices() {
     sed -i '/^index_fine/d' list
     : | index index_empty 'JSON: wanted \{' $good
     echo '{"metadata":{}}' | index index_no_map 'no weight_map' $good
-    echo '{"weight_map":{}}' | index index_no_files 'names no file' $good
+    echo '{"weight_map":{}}' | index index_no_files 'index.json: no tensor wte.weight' $good
     echo '{"weight_map":["1.safetensors"]}' | index index_list 'JSON: wanted \{' $good
     names ',"wpe.weight":1' | index index_number 'JSON: wanted a string' $good
     names ',"wpe.weight":"../good/model.safetensors"' | index index_up 'wpe.*, and no path' $good
@@ -110,9 +110,9 @@ make_bad_indices() {
     names ',"wpe.weight":"2.safetensors"' | index index_lost '2.safetensors: No such file' $good
     names ',"wpe.weight":""' | index index_folder ': not a regular file' $good
     names "$(printf ',"wpe.weight":"%0999d"' 1)" | index index_long 'JSON: wanted a shorter' $good
-    names '' | index index_lacks '1.safetensors: no tensor wte.weight' st_missing/model.safetensors
+    names '' | index index_lacks 'index.json: no tensor wte.weight' st_missing/model.safetensors
     names ',"wpe.weight":"2.safetensors"' |
-        index index_lack_both 'no tensor wte.weight, nor in the' st_missing/model.safetensors
+        index index_lack_both 'index.json: no tensor wte.weight' st_missing/model.safetensors
     cp index_lack_both/1.safetensors index_lack_both/2.safetensors
     names '' | index index_cut '1.safetensors: .*cut short' st_8/model.safetensors
     names ',"a":"model.safetensors.index.json"' | index index_itself 'not safetensors' $good
