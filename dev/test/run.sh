@@ -31,7 +31,7 @@ single() { case $1 in *"$filter"*) run_test "$@" ;; esac; }
 check_tidy() { cd "$root" && dev/tidy.sh; }
 check_reference() {
     python3 -c 'import torch' 2>/dev/null || skip "python3 has no torch; install python3-torch"
-    for dump in reference init; do
+    for dump in reference reference_c8 init init_c8; do
         python3 "$root/scripts/reference.py" --check "$root/dev/test/$dump.safetensors" || return
     done
 }
