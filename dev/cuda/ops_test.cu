@@ -147,12 +147,12 @@ static void matmul_case(size_t N, size_t C, size_t OC) {
     X dout(N * OC, 6);
     double sum = 4 * unit * sqrt((double)C) + 16 * unit, dsum = 4 * unit * sqrt((double)OC)
         + 16 * unit;
-    for (int kind = 0; kind < 9; kind++) { // 4, 5, 8: with gelu; 8: as much as cuBLASLt can do
+    for (int kind = 0; kind < 9; kind++) { // 4, 5, 8: with gelu; 8: in the product
         int has_bias = kind & 1, has_residual = kind >> 1 & 1, has_gelu = kind >= 4;
         int was = matmul_fuses_gelu;
         double approx = kind == 8 ? 0x1p-11 : 0; // tanh.approx of the GPU
         if (kind == 6 || kind == 7) continue;    // not both gelu and residual
-        if (kind == 8) matmul_fuses_gelu = 2;
+        matmul_fuses_gelu = kind == 8;
         SHAPE("N %zu C %zu OC %zu kind %d", N, C, OC, kind);
         X out(N * OC), pre(N * OC), dinp(N * C);
         R dw(OC * C), db(OC);
@@ -290,18 +290,18 @@ static double gradients_difference(const Model *a, const cpu::Model *b) {
 }
 static void weights_draw(Model *a, cpu::Model *b) {
     const Layout *y = &a->layout;
-    for (size_t bucket = 0; bucket < y->num_buckets; bucket++) for (int i = 0; i < NUM_PARAMS; i++) {
-        const ParamInfo *p = &y->params[i];
-        if (p->scope != bucket_scope(y, bucket)) continue;
-        size_t at = bucket_start(y, bucket) + p->offset;
-        for (size_t k = at; k < at + p->file_rows * p->cols; k++) {
-            double value = (p->init == INIT_ONE) + 0.1 * random_at(bucket * 100 + (size_t)i, k - at);
-            a->weights[k] = fX((float)value);
-            b->weights[k] = (double)f32(a->weights[k]);
-            if (!has_master) continue;
-            a->master[k] = f32(a->weights[k]);
+    for (size_t bucket = 0; bucket < y->num_buckets; bucket++)
+        for (int i = 0; i < NUM_PARAMS; i++) {
+            const ParamInfo *p = &y->params[i];
+            if (p->scope != bucket_scope(y, bucket)) continue;
+            size_t at = bucket_start(y, bucket) + p->offset, count = p->file_rows * p->cols;
+            for (size_t k = 0; k < count; k++) {
+                double value = 0.1 * random_at(bucket * 100 + (size_t)i, k);
+                a->weights[at + k] = fX((float)(value + (p->init == INIT_ONE)));
+                b->weights[at + k] = (double)f32(a->weights[at + k]);
+                if (has_master) a->master[at + k] = f32(a->weights[at + k]);
+            }
         }
-    }
 }
 static void model_case(size_t B, size_t T, size_t L, size_t NH, size_t C, size_t V) {
     Config c = { L, NH, C, T + 1, V, 0 };
@@ -351,9 +351,12 @@ int main(void) {
     layernorm_case(65, 48);
     layernorm_case(7, 1032);
     layernorm_case(600, 264);
+    layernorm_case(1100, 24);
+    layernorm_case(9, 2056);
     matmul_case(1, 8, 8);
     matmul_case(7, 48, 144);
     matmul_case(130, 264, 72);
+    matmul_case(600, 8, 24);
     const size_t heads[][4] = { { 1, 1, 1, 48 }, { 3, 65, 3, 16 }, { 1, 65, 1, 96 },
         { 1, 65, 1, 192 }, { 2, 33, 8, 5 }, { 1, 200, 3, 32 }, { 1, 1, 3, 64 }, { 3, 65, 3, 64 },
         { 1, 200, 1, 64 }, { 1, 130, 2, 128 }, { 1, 40, 1, 256 } };
