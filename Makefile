@@ -129,8 +129,8 @@ bench: train_gpt
 bench-mpi: train_gpt
 	@dev/bench_mpi.sh
 reference:
-	$(PYTHON) scripts/reference.py --out dev/test/reference.safetensors
-	$(PYTHON) scripts/reference.py --dump-init dev/test/init.safetensors
+	@for out in '--out dev/test/reference' '--dump-init dev/test/init'; do $(PYTHON) scripts/reference.py \
+	    $$out.safetensors && $(PYTHON) scripts/reference.py --channels 8 $${out}_c8.safetensors; done
 clean:
 	rm -rf build train_gpt train_gpt_cuda train_gpt_emu test_gpt_emu data/tokenize data/train_bpe
 help:

@@ -1,11 +1,28 @@
 // test_gpt.c: tests of the trainer, from its ops to the whole model. It includes the program it
-// tests.
+// tests: train_gpt.c, or train_gpt.cu where a CUDA compiler (or dev/emu) reads it.
 //   make test            builds it in fp32 and in fp64 and runs both, then dev/test/*.sh
-//   ./build/test_gpt attention      runs the tests with "attention" in their name
+//   dev/test/test_cuda.sh           the same for CUDA, emulated on the CPU
+//   ./build/test_gpt attention gelu runs the tests with one of these words in their name
 // A test is a claim. To add one, write a function and add its name to TESTS; see it fail once.
 // Outputs are filled with NaN before the code under test runs; a NaN never passes a comparison.
+// Built for CUDA with -DDEV_MANAGED: what dev_alloc gives can be read by the host too, and every op
+// is waited for. What an op sees comes from test_alloc, and C from WIDE.
 #define GPT_NO_MAIN
+#if defined(__CUDACC__) || defined(EMULATED)
+#include "train_gpt.cu"
+enum { is_gpt_cuda = 1 };
+static real exp_real(real x) { return expf(x); }    // of the CPU program, where they are tested
+static int matmul_bf16 = 0;
+#else
 #include "train_gpt.c"
+enum { is_gpt_cuda = 0 };
+static int matmul_fuses_gelu = 1;                   // of the CUDA program
+#endif
+#if defined(PRECISION_FP16)
+enum { is_fp16 = 1 };
+#else
+enum { is_fp16 = 0 };
+#endif
 
 // --- tools ---
 static int failures = 0;
@@ -19,21 +36,43 @@ enum { is_fp64 = sizeof(real) == 8 };
 static const double unit = is_fp64 ? 1.1102230246251565e-16 : 5.9604644775390625e-8;
 
 // the same of what is stored
-static const double stored = has_master ? 0x1p-8 : is_fp64 ? 1.1102230246251565e-16 : 0x1p-24;
+static const double stored = is_fp16 ? 0x1p-11 : has_master ? 0x1p-8 :
+                             is_fp64 ? 1.1102230246251565e-16 : 0x1p-24;
+// On a GPU the order of a product's sums depends on its shape, so that a floatX may be rounded to
+// its other neighbour: what is the same bits on a CPU is the same but for this.
+static const double regrouped = is_gpt_cuda * has_master * stored;
+
+// Emulated, some shapes would take minutes.
+#define SMALLER(on_cpu, on_cuda) (is_gpt_cuda ? (on_cuda) : (on_cpu))
+#define WIDE(channels) (((channels) + CHANNELS_UNIT - 1) / CHANNELS_UNIT * CHANNELS_UNIT)
+// Memory for ops, zeroed. On the CPU without a byte to spare, so that a sanitizer sees every step
+// too far.
+static void *test_alloc(size_t bytes) {
+    return is_gpt_cuda ? dev_alloc(bytes, "a test") : host_alloc(bytes);
+}
+static void test_free(void *p) {
+    if (is_gpt_cuda) dev_free(p);
+    else free(p);
+}
 
 // [-1, 1)
 static double random_at(uint64_t seed, size_t i) { return 2 * hash_uniform(seed, i) - 1; }
+static int32_t *make_tokens(const int32_t *values, size_t count) {
+    int32_t *tokens = (int32_t *)test_alloc(count * sizeof(int32_t));
+    memcpy(tokens, values, count * sizeof(int32_t));
+    return tokens;
+}
 static void fill(floatX *x, size_t count, uint64_t seed, double scale, double offset) {
     for (size_t i = 0; i < count; i++) x[i] = fX((real)(offset + scale * random_at(seed, i)));
 }
 static floatX *make(size_t count, uint64_t seed, double scale, double offset) {
-    floatX *x = (floatX *)host_alloc(count * sizeof(floatX));
+    floatX *x = (floatX *)test_alloc(count * sizeof(floatX));
     fill(x, count, seed, scale, offset);
     return x;
 }
 static floatX *make_nan(size_t count) { return make(count, 0, 0, NAN); }
 static real *make_nan_real(size_t count) {
-    real *x = (real *)host_alloc(count * sizeof(real));
+    real *x = (real *)test_alloc(count * sizeof(real));
     for (size_t i = 0; i < count; i++) x[i] = NAN;
     return x;
 }
@@ -47,8 +86,9 @@ static double difference(const double *want, const double *got, size_t count, do
     }
     return scale > 0 ? worst / scale : worst;
 }
+static double *make_doubles(size_t count) { return (double *)host_alloc(count * sizeof(double)); }
 static double *as_double(const floatX *x, size_t count) {
-    double *out = (double *)host_alloc(count * sizeof(double));
+    double *out = make_doubles(count);
     for (size_t i = 0; i < count; i++) out[i] = f32(x[i]);
     return out;
 }
@@ -131,36 +171,45 @@ static void test_gelu_matches_its_tanh_form(void) {
     expect(fabs((double)gelu((real)1) - 0.8411919906082768) < 4 * unit, "gelu(1)");
 }
 static void test_embedding_adds_token_and_position(void) {
-    enum { B = 2, T = 3, C = 2, V = 4 };
+    enum { B = 2, T = 3, C = WIDE(2), V = 4 };
     floatX *wte = make(V * C, 1, 1, 0), *wpe = make(5 * C, 2, 1, 0), *out = make_nan(B * T * C);
-    int32_t tokens[B * T] = { 0, 3, 1, 2, 2, 0 };
+    const int32_t ids[B * T] = { 0, 3, 1, 2, 2, 0 };
+    int32_t *tokens = make_tokens(ids, B * T);
     embedding_forward(out, tokens, wte, wpe, B, T, C, 2);
     for (size_t n = 0; n < B * T; n++) for (size_t c = 0; c < C; c++) {
         real want = f32(wte[(size_t)tokens[n] * C + c]) + f32(wpe[(2 + n % T) * C + c]);
         expect(f32(out[n * C + c]) == f32(fX(want)), "row %zu channel %zu", n, c);
     }
-    free(wte); free(wpe); free(out);
+    test_free(wte); test_free(wpe); test_free(out); test_free(tokens);
 }
 static floatX *make_of(const double *values, size_t count) {
-    floatX *x = (floatX *)host_alloc(count * sizeof(floatX));
+    floatX *x = (floatX *)test_alloc(count * sizeof(floatX));
     for (size_t i = 0; i < count; i++) x[i] = fX((real)values[i]);
     return x;
 }
 static void test_layernorm_forward_by_hand(void) {
-    // 1 2 3 4: mean 2.5, variance 1.25
-    const double in[8] = { 1, 2, 3, 4, -7, -7, -7, -7 }, w[4] = { 1, 2, 1, 1 }, b[4] = { 0, 0, 0,
-        5 };
-    floatX *inp = make_of(in, 8), *weight = make_of(w, 4), *bias = make_of(b, 4),
-        *out = make_nan(8);
-    real mean[2], rstd[2], r = 1 / (real)sqrt(1.25 + 1e-5);
-    layernorm_forward(out, mean, rstd, inp, weight, bias, 2, 4);
+    // 1 2 3 4, again and again: mean 2.5, variance 1.25
+    enum { C = WIDE(4) };
+    const double w[4] = { 1, 2, 1, 1 }, b[4] = { 0, 0, 0, 5 };
+    double in[2 * C], weights[C], biases[C];
+    for (int i = 0; i < C; i++) {
+        in[i] = i % 4 + 1;
+        in[C + i] = -7;
+        weights[i] = w[i % 4];
+        biases[i] = b[i % 4];
+    }
+    floatX *inp = make_of(in, 2 * C), *weight = make_of(weights, C), *bias = make_of(biases, C),
+        *out = make_nan(2 * C);
+    real *mean = make_nan_real(2), *rstd = make_nan_real(2), r = 1 / (real)sqrt(1.25 + 1e-5);
+    layernorm_forward(out, mean, rstd, inp, weight, bias, 2, C);
     double want[8] = { -1.5 * r, -0.5 * r * 2, 0.5 * r, 1.5 * r + 5, 0, 0, 0, 5 };
-    for (int i = 0; i < 8; i++)
-        expect(fabs((double)f32(out[i]) - want[i]) < 8 * stored * 7, "out[%d] is %g", i,
-               (double)f32(out[i]));
+    for (int i = 0; i < 2 * C; i++)
+        expect(fabs((double)f32(out[i]) - want[i / C * 4 + i % 4]) < 8 * stored * 7, "out[%d] is "
+               "%g", i, (double)f32(out[i]));
     expect(mean[0] == (real)2.5 && mean[1] == -7, "mean %g %g", (double)mean[0], (double)mean[1]);
     expect(fabs((double)(rstd[0] - r)) < 4 * unit, "rstd %g", (double)rstd[0]);
-    free(inp); free(weight); free(bias); free(out);
+    test_free(inp); test_free(weight); test_free(bias); test_free(out);
+    test_free(mean); test_free(rstd);
 }
 static void matmul_case(size_t N, size_t C, size_t OC, int has_bias, int has_gelu,
     int has_residual) {
@@ -180,7 +229,10 @@ static void matmul_case(size_t N, size_t C, size_t OC, int has_bias, int has_gel
     matmul_forward(out, has_gelu ? pre : NULL, inp, w, has_bias ? bias : NULL,
                    has_residual ? residual : NULL, N, C, OC);
     double *got = as_double(out, N * OC), *got_pre = as_double(pre, N * OC);
-    double bar = 16 * stored + 4 * unit * sqrt((double)C); // entries are of size sqrt(C)
+    // Entries are of size sqrt(C), rounded once or twice. cuBLASLt may take tanh from the GPU's
+    // tanh.approx, which has 11 bits.
+    double bar = (has_master ? 3 : 16) * stored + 4 * unit * sqrt((double)C) +
+                 (is_gpt_cuda && has_gelu && matmul_fuses_gelu ? 0x1p-12 : 0);
     double error = difference(want, got, N * OC, sqrt((double)C)), error_pre = difference(want_pre,
         got_pre, N * OC, sqrt((double)C));
     expect(error <= bar, "N %zu C %zu OC %zu: error %g, bar %g", N, C, OC, error, bar);
@@ -189,25 +241,33 @@ static void matmul_case(size_t N, size_t C, size_t OC, int has_bias, int has_gel
     floatX *row = make_nan(OC), *row_pre = make_nan(OC); // one row alone must have the same bits
     matmul_forward(row, has_gelu ? row_pre : NULL, inp + (N - 1) * C, w, has_bias ? bias : NULL,
                    has_residual ? residual + (N - 1) * OC : NULL, 1, C, OC);
-    expect(!memcmp(row, out + (N - 1) * OC, OC * sizeof(floatX)), "N %zu C %zu OC %zu: the last "
-           "row alone has other bits", N, C, OC);
-    free(inp); free(w); free(bias); free(residual); free(out); free(pre); free(want);
-        free(want_pre);
-    free(got); free(got_pre); free(row); free(row_pre);
+    expect(is_gpt_cuda || !memcmp(row, out + (N - 1) * OC, OC * sizeof(floatX)), "N %zu C %zu OC "
+           "%zu: the last row alone has other bits", N, C, OC);
+    double *alone = as_double(row, OC);
+    error = difference(want + (N - 1) * OC, alone, OC, sqrt((double)C));
+    expect(error <= bar, "N %zu C %zu OC %zu: row alone: error %g, bar %g", N, C, OC, error, bar);
+    test_free(inp); test_free(w); test_free(bias); test_free(residual); test_free(out);
+    test_free(pre); test_free(row); test_free(row_pre);
+    free(want); free(want_pre); free(got); free(got_pre); free(alone);
 }
 static void test_matmul_forward_at_awkward_shapes(void) {
-    ops_init(1, 1, 1, 1, 0);
     const size_t sizes[] = { 1, 7, 20, 65, 130 }, outputs[] = { 1, 3, 66, 257 };
-    for (size_t n = 0; n < 5; n++) for (size_t c = 0; c < 5; c++) for (size_t o = 0; o < 4; o++)
-        for (int kind = 0; kind < 8; kind++)
-            matmul_case(sizes[n], sizes[c], outputs[o], kind & 1, kind >> 1 & 1, kind >> 2 & 1);
-    matmul_case(65, 1601, 66, 1, 1, 0);
+    int kinds = is_gpt_cuda ? 6 : 8; // gelu and residual together: on the CPU only
+    for (size_t n = 0; n < 5; n++) for (size_t c = 0; c < 5; c++) {
+        ops_init(1, 1, 1, 1, 0); // its plans of products are for a model's shapes, not for all
+        for (size_t o = 0; o < 4; o++) for (int kind = 0; kind < kinds; kind++)
+            matmul_case(sizes[n], WIDE(sizes[c]), WIDE(outputs[o]), kind & 1, kind >> 1 & 1,
+                        kind >> 2 & 1);
+        ops_free();
+    }
+    ops_init(1, 1, 1, 1, 0);
+    matmul_case(65, WIDE(1601), WIDE(66), 1, 1, 0);
     matmul_case(3, 3072, 768, 1, 0, 1);
     ops_free();
 }
 static void test_matmul_backward_adds_or_assigns(void) {
-    ops_init(1, 1, 1, 1, 0);
-    enum { N = 7, C = 20, OC = 33 };
+    ops_init(1, 7, WIDE(33), 1, 0);
+    enum { N = 7, C = WIDE(20), OC = WIDE(33) };
     floatX *inp = make(N * C, 1, 1, 0), *w = make(OC * C, 2, 1, 0), *dout = make(N * OC, 3, 1, 0);
     floatX *dinp = make_nan(N * C);
     real *dw = make_nan_real(OC * C), *db = make_nan_real(OC), *dw2 = make_nan_real(OC * C);
@@ -221,12 +281,15 @@ static void test_matmul_backward_adds_or_assigns(void) {
         (double)dw[i], (double)dw2[i]);
     for (size_t i = 0; i < OC; i++)
         expect(fabs((double)(db2[i] - 2 * db[i])) <= 32 * unit, "dbias[%zu]", i);
-    free(inp); free(w); free(dout); free(dinp); free(dw); free(db); free(dw2); free(db2);
+    test_free(inp); test_free(w); test_free(dout); test_free(dinp);
+    test_free(dw); test_free(db); test_free(dw2); test_free(db2);
+    ops_free();
 }
 // softmax(q k^T / sqrt(HS)) v by its definition, in double.
 static void attention_case(size_t B, size_t T, size_t NH, size_t HS, double scale) {
+    while (NH * HS % CHANNELS_UNIT != 0) NH++;
     size_t C = NH * HS;
-    ops_init(1, T, HS, 1, 0);
+    ops_init(B, T, C, NH, 0);
     floatX *qkv = make(B * T * 3 * C, T, scale, 0), *out = make_nan(B * T * C);
     real *lse = make_nan_real(B * NH * T);
     double *want = (double *)host_alloc(B * T * C * sizeof(double));
@@ -249,13 +312,17 @@ static void attention_case(size_t B, size_t T, size_t NH, size_t HS, double scal
     }
     attention_forward(out, lse, qkv, B, T, C, NH);
     double *got = as_double(out, B * T * C);
-    double bar = 64 * stored + 16 * unit * scale * scale * sqrt((double)HS);
+    // Weights and result are rounded to floatX; scores, up to 3 scale^2 sqrt(HS), are not.
+    double score_bar = 16 * unit * scale * scale * sqrt((double)HS) + 64 * unit;
+    double bar = score_bar + (has_master ? 2 : 0) * stored;
     double error = difference(want, got, B * T * C, 0);
     expect(error <= bar, "B %zu T %zu NH %zu HS %zu: error %g, bar %g", B, T, NH, HS, error, bar);
     for (size_t i = 0; i < B * NH * T; i++)
-        expect(fabs((double)lse[i] - want_lse[i]) <= bar * fmax(1, fabs(want_lse[i])), "lse[%zu]",
-        i);
-    free(qkv); free(out); free(lse); free(want); free(want_lse); free(p); free(got);
+        expect(fabs((double)lse[i] - want_lse[i]) <= score_bar * fmax(1, fabs(want_lse[i])),
+               "B %zu T %zu NH %zu HS %zu: lse[%zu] %g, want %g", B, T, NH, HS, i, (double)lse[i],
+               want_lse[i]);
+    test_free(qkv); test_free(out); test_free(lse);
+    free(want); free(want_lse); free(p); free(got);
     ops_free();
 }
 static void test_attention_forward_equals_plain_softmax(void) {
@@ -270,7 +337,7 @@ static void test_attention_forward_equals_plain_softmax(void) {
 }
 static void test_attention_forward_is_causal(void) {
     enum { T = 130, NH = 2, HS = 16, C = NH * HS, CUT = 77 };
-    ops_init(1, T, HS, 1, 0);
+    ops_init(1, T, C, NH, 0);
     floatX *qkv = make(T * 3 * C, 5, 1, 0), *out = make_nan(T * C), *out2 = make_nan(T * C);
     real *lse = make_nan_real(NH * T);
     attention_forward(out, lse, qkv, 1, T, C, NH);
@@ -279,7 +346,7 @@ static void test_attention_forward_is_causal(void) {
     expect(!memcmp(out, out2, CUT * C * sizeof(floatX)), "a later token changed an earlier row");
     expect(memcmp(out + CUT * C, out2 + CUT * C, C * sizeof(floatX)), "the changed row did not "
            "change");
-    free(qkv); free(out); free(out2); free(lse);
+    test_free(qkv); test_free(out); test_free(out2); test_free(lse);
     ops_free();
 }
 static void test_classifier_by_hand(void) {
@@ -289,8 +356,9 @@ static void test_classifier_by_hand(void) {
         floatX *logits = make_nan(2 * Vp);
         for (size_t i = 0; i < V; i++) { logits[i] = fX((real)3); logits[Vp + i] = fX(0); }
         logits[Vp + V - 1] = fX((real)200); // needs the maximum subtracted
-        int32_t targets[2] = { 1, (int32_t)V - 1 };
-        real losses[2] = { NAN, NAN };
+        const int32_t ids[2] = { 1, (int32_t)V - 1 };
+        int32_t *targets = make_tokens(ids, 2);
+        real *losses = make_nan_real(2);
         classifier_forward_backward(losses, logits, targets, (real)0.5, 2, V, Vp);
         expect(fabs((double)losses[0] - log((double)V)) < 16 * unit, "V %zu: equal logits: %g", V,
                (double)losses[0]);
@@ -301,15 +369,34 @@ static void test_classifier_by_hand(void) {
         expect(fabs((double)f32(logits[1]) - 0.5 * (1.0 / (double)V - 1)) < 4 * stored,
                "V %zu: target", V);
         for (size_t i = V; i < Vp; i++) expect(f32(logits[i]) == 0, "padding has a gradient");
-        free(logits);
+        test_free(logits); test_free(targets); test_free(losses);
     }
+}
+static AdamW adamw_of(double grad_scale, double beta1, double beta2, double step_size,
+                      double root_correction, double keep) {
+    AdamW h;
+    memset(&h, 0, sizeof h);
+    h.grad_scale = (real)grad_scale;
+    h.beta1 = (real)beta1;
+    h.beta2 = (real)beta2;
+    h.eps = (real)1e-8;
+    h.step_size = (real)step_size;
+    h.root_correction = (real)root_correction;
+    h.keep = (real)keep;
+    return h;
 }
 static void test_adamw_by_hand(void) {
     const double start[3] = { 1, -2, 0.5 };
     floatX *w = make_of(start, 3);
-    real master[3] = { 1, -2, (real)0.5 }, m[3] = { 0, (real)0.1, 0 }, v[3] = { 0, (real)0.2, 0 };
-    real g[3] = { (real)0.5, -1, 0 };
-    AdamW h = { (real)0.5, (real)0.9, (real)0.99, (real)1e-8, (real)0.01, 1, (real)0.9 };
+    real *master = make_nan_real(3), *m = make_nan_real(3), *v = make_nan_real(3);
+    real *g = make_nan_real(3);
+    for (int i = 0; i < 3; i++) {
+        master[i] = (real)start[i];
+        m[i] = (real)(i == 1 ? 0.1 : 0);
+        v[i] = (real)(i == 1 ? 0.2 : 0);
+        g[i] = (real)(0.5 - 1.5 * (i == 1) - 0.5 * (i == 2)); // 0.5, -1, 0
+    }
+    AdamW h = adamw_of(0.5, 0.9, 0.99, 0.01, 1, 0.9);
     double want[3];
     for (int i = 0; i < 3; i++) {
         double grad = 0.5 * (double)g[i], mi = 0.9 * (double)m[i] + 0.1 * grad;
@@ -323,7 +410,7 @@ static void test_adamw_by_hand(void) {
         expect(!has_master || fabs((double)master[i] - want[i]) < 8 * unit, "master[%d]", i);
     }
     expect(m[2] == 0 && v[2] == 0, "no gradient, no moment");
-    free(w);
+    test_free(w); test_free(master); test_free(m); test_free(v); test_free(g);
 }
 static void test_schedules_equal_their_closed_forms(void) {
     const char *names[] = { "constant", "linear", "cosine", "wsd", "inv_sqrt" };
@@ -353,14 +440,16 @@ static void test_schedules_equal_their_closed_forms(void) {
     }
 }
 static void test_sum_squares_and_crc_by_hand(void) {
-    real x[1000];
-    double sums[4] = { NAN, NAN, NAN, NAN };
+    real *x = make_nan_real(1000);
+    double *sums = (double *)test_alloc(4 * sizeof(double));
+    memset(sums, 0xff, 4 * sizeof(double)); // NaN
     for (int i = 0; i < 1000; i++) x[i] = (real)i;
     sum_squares(sums, x, 4, 250);
     expect(sums[0] == 5177125, "sum of the first part %g", sums[0]);
     expect(sums[0] + sums[1] + sums[2] + sums[3] == 332833500, "sum %g", sums[0]);
     expect(crc32c(0, "123456789", 9) == 0xe3069283, "crc %08x", crc32c(0, "123456789", 9));
     expect(crc32c(crc32c(0, "1234", 4), "56789", 5) == 0xe3069283, "in two parts");
+    test_free(x); test_free(sums);
 }
 static double rounded_to_half(double value) { // IEEE binary16, nearest even; magnitudes below 65520
     int exponent;
@@ -369,7 +458,8 @@ static double rounded_to_half(double value) { // IEEE binary16, nearest even; ma
     return nearbyint(value / ulp) * ulp;
 }
 static void test_half_precision_values(void) {
-    if (has_master) expect(f32(fX((real)1.001)) == 1, "bf16 keeps 1 + 1e-3");
+    if (is_fp16) expect(f32(fX((real)1.001)) == 1 + 0x1p-10, "fp16 has no 1 + 2^-10");
+    else if (has_master) expect(f32(fX((real)1.001)) == 1, "bf16 keeps 1 + 1e-3");
     else expect(f32(fX((real)1.001)) == (real)1.001, "fp32 loses 1 + 1e-3");
     double scaled = rounded_to_half(1e-8 * 65536) / 65536; // what loss scaling does
     expect(rounded_to_half(1e-8) == 0, "fp16 keeps 1e-8");
@@ -382,7 +472,389 @@ static void test_half_precision_values(void) {
     expect(isinf(half_to_double(0x7c00)) && isnan(half_to_double(0x7e00)), "Inf, NaN");
 }
 
-// === 2. ops backward, against central differences (fp64) ===
+// === 2. ops at awkward shapes, against the same sums in double ===
+
+static void near_doubles(const char *what, const double *want, double *got, size_t count,
+                         double scale, double bar) {
+    double error = difference(want, got, count, scale);
+    expect(error <= bar, "%s: error %g, bar %g", what, error, bar);
+    free(got);
+}
+// Errors are relative to the largest of `want`, or to `scale` where that is larger.
+static void expect_near(const char *what, const double *want, const floatX *got, size_t count,
+                        double scale, double bar) {
+    near_doubles(what, want, as_double(got, count), count, scale, bar);
+}
+static void expect_reals_near(const char *what, const double *want, const real *got, size_t count,
+                              double scale, double bar) {
+    double *copy = make_doubles(count);
+    for (size_t i = 0; i < count; i++) copy[i] = (double)got[i];
+    near_doubles(what, want, copy, count, scale, bar);
+}
+static real *make_reals(size_t count, uint64_t seed) { // [-1, 1)
+    real *x = make_nan_real(count);
+    for (size_t i = 0; i < count; i++) x[i] = (real)random_at(seed, i);
+    return x;
+}
+static real *copy_of(const real *x, size_t count) { // on the host
+    real *out = (real *)host_alloc(count * sizeof(real));
+    memcpy(out, x, count * sizeof(real));
+    return out;
+}
+
+static void embedding_backward_case(size_t B, size_t T, size_t C, size_t V, int accumulate) {
+    size_t maxT = T + 2, N = B * T, Vp = round_up(V, 128);
+    ops_init(B, T, C, 1, Vp);
+    floatX *dout = make(N * C, 1, 1, 0);
+    int32_t *tokens = (int32_t *)test_alloc(N * sizeof(int32_t));
+    tokens_fill(tokens, N, V, 3);
+    real *dwte = make_reals(Vp * C, 2), *dwpe = make_nan_real(maxT * C);
+    for (size_t i = 0; i < maxT * C && accumulate; i++) dwpe[i] = (real)random_at(4, i);
+    real *want = copy_of(dwte, Vp * C), *want_position = copy_of(dwpe, maxT * C);
+    for (size_t i = 0; i < maxT * C && !accumulate; i++) want_position[i] = 0;
+    for (size_t n = 0; n < N; n++) for (size_t i = 0; i < C; i++) {
+        want[(size_t)tokens[n] * C + i] += f32(dout[n * C + i]);
+        want_position[n % T * C + i] += f32(dout[n * C + i]);
+    }
+    embedding_backward(dwte, dwpe, dout, tokens, B, T, C, maxT, accumulate);
+    expect(!memcmp(want, dwte, Vp * C * sizeof(real)), "B %zu T %zu C %zu: wte", B, T, C);
+    expect(!memcmp(want_position, dwpe, maxT * C * sizeof(real)), "B %zu T %zu C %zu: wpe", B, T,
+           C);
+    free(want); free(want_position);
+    test_free(dout); test_free(tokens); test_free(dwte); test_free(dwpe);
+    ops_free();
+}
+static void test_embedding_backward_adds_repeated_tokens_in_order(void) {
+    embedding_backward_case(1, 1, WIDE(3), 5, 0);
+    embedding_backward_case(3, 100, WIDE(20), 7, 0);
+    embedding_backward_case(3, 100, WIDE(20), 300, 1);
+    embedding_backward_case(1, 65, WIDE(513), 2, 1); // more channels than a block has threads
+}
+
+static void layernorm_case(size_t N, size_t C, int accumulate) {
+    ops_init(1, N, C, 1, 0);
+    size_t count = N * C;
+    floatX *inp = make(count, 1, 1, 0.5), *weight = make(C, 2, 0.5, 1), *bias = make(C, 3, 1, 0);
+    floatX *dout = make(count, 4, 1, 0), *dinp = make(count, 5, 1, 0), *out = make_nan(count);
+    real *mean = make_nan_real(N), *rstd = make_nan_real(N);
+    real *dweight = make_nan_real(C), *dbias = make_nan_real(C);
+    double *want = make_doubles(count), *want_dinp = as_double(dinp, count);
+    double *want_dw = make_doubles(C), *want_db = make_doubles(C);
+    for (size_t i = 0; i < C && accumulate; i++) {
+        want_dw[i] = (double)(dweight[i] = (real)random_at(6, i));
+        want_db[i] = (double)(dbias[i] = (real)random_at(7, i));
+    }
+    for (size_t n = 0; n < N; n++) {
+        const floatX *x = inp + n * C, *d = dout + n * C;
+        double mu = 0, squares = 0, sum = 0, dot = 0;
+        for (size_t i = 0; i < C; i++) mu += (double)f32(x[i]) / (double)C;
+        for (size_t i = 0; i < C; i++) squares += pow((double)f32(x[i]) - mu, 2);
+        double scale = 1 / sqrt(squares / (double)C + 1e-5);
+        for (size_t i = 0; i < C; i++) {
+            double xhat = ((double)f32(x[i]) - mu) * scale, g = (double)f32(d[i]);
+            want[n * C + i] = xhat * (double)f32(weight[i]) + (double)f32(bias[i]);
+            want_dw[i] += g * xhat;
+            want_db[i] += g;
+            sum += g * (double)f32(weight[i]) / (double)C;
+            dot += g * (double)f32(weight[i]) * xhat / (double)C;
+        }
+        for (size_t i = 0; i < C; i++) {
+            double xhat = ((double)f32(x[i]) - mu) * scale;
+            double dxhat = (double)f32(d[i]) * (double)f32(weight[i]);
+            want_dinp[n * C + i] += scale * (dxhat - sum - xhat * dot);
+        }
+    }
+    layernorm_forward(out, mean, rstd, inp, weight, bias, N, C);
+    layernorm_backward(dinp, dweight, dbias, dout, inp, mean, rstd, weight, N, C, accumulate);
+    char *what = text_of("N %zu C %zu", N, C);
+    expect_near(what, want, out, count, 0, stored + 64 * unit);
+    expect_near(what, want_dinp, dinp, count, 0, stored + 64 * unit);
+    expect_reals_near(what, want_dw, dweight, C, sqrt((double)N), 64 * unit);
+    expect_reals_near(what, want_db, dbias, C, sqrt((double)N), 64 * unit);
+    free(want); free(want_dinp); free(want_dw); free(want_db); free(what);
+    test_free(inp); test_free(weight); test_free(bias); test_free(dout); test_free(dinp);
+    test_free(out); test_free(mean); test_free(rstd); test_free(dweight); test_free(dbias);
+    ops_free();
+}
+static void test_layernorm_equals_sums_in_double(void) {
+    layernorm_case(1, WIDE(7), 0);
+    layernorm_case(7, WIDE(65), 1);
+    layernorm_case(65, WIDE(520), 0); // on a GPU more than a warp reads at once,
+    layernorm_case(9, WIDE(1030), 0);
+    layernorm_case(9, WIDE(2050), 1); // than it holds,
+    layernorm_case(600, WIDE(17), 1); // more rows than slices,
+    layernorm_case(1100, WIDE(20), 0); // than warps
+}
+
+static double gelu_slope_of(double x) { // of x / (1 + e^-2u)
+    double two_u = 1.5957691216057308 * (x + 0.044715 * x * x * x), gate = 1 / (1 + exp(-two_u));
+    return gate + x * gate * (1 - gate) * 1.5957691216057308 * (1 + 0.134145 * x * x);
+}
+static void matmul_backward_case(size_t N, size_t C, size_t OC, int has_gelu, int has_bias,
+                                 int accumulate) {
+    floatX *inp = make(N * C, 1, 1, 0), *w = make(OC * C, 2, 1, 0), *dout = make(N * OC, 3, 1, 0);
+    floatX *pre = make(N * C, 4, 3, 0), *dinp = make_nan(N * C);
+    real *dw = make_nan_real(OC * C), *db = make_nan_real(OC);
+    double *want = make_doubles(N * C), *want_dw = make_doubles(OC * C), *want_db
+        = make_doubles(OC);
+    for (size_t i = 0; i < OC * C && accumulate; i++)
+        want_dw[i] = (double)(dw[i] = (real)random_at(5, i));
+    for (size_t i = 0; i < OC && accumulate; i++)
+        want_db[i] = (double)(db[i] = (real)random_at(6, i));
+    for (size_t n = 0; n < N; n++) for (size_t o = 0; o < OC; o++) {
+        double d = (double)f32(dout[n * OC + o]);
+        want_db[o] += d;
+        for (size_t i = 0; i < C; i++) {
+            want[n * C + i] += d * (double)f32(w[o * C + i]);
+            want_dw[o * C + i] += d * (double)f32(inp[n * C + i]);
+        }
+    }
+    for (size_t i = 0; i < N * C && has_gelu; i++) want[i] *= gelu_slope_of((double)f32(pre[i]));
+    matmul_backward(dinp, dw, has_bias ? db : NULL, dout, inp, w, has_gelu ? pre : NULL, N, C, OC,
+                    accumulate);
+    char *what = text_of("N %zu C %zu OC %zu gelu %d accumulate %d", N, C, OC, has_gelu,
+                         accumulate);
+    double fused = is_gpt_cuda && has_gelu && matmul_fuses_gelu ? 0x1p-11 : 0; // tanh.approx
+    expect_near(what, want, dinp, N * C, sqrt((double)OC),
+                (has_gelu + 1) * stored + fused + 4 * unit * sqrt((double)OC) + 64 * unit);
+    double bar = 16 * unit + 4 * unit * sqrt((double)N);
+    expect_reals_near(what, want_dw, dw, OC * C, sqrt((double)N), bar);
+    if (has_bias) expect_reals_near(what, want_db, db, OC, sqrt((double)N), bar);
+    free(want); free(want_dw); free(want_db); free(what);
+    test_free(inp); test_free(w); test_free(dout); test_free(pre); test_free(dinp);
+    test_free(dw); test_free(db);
+}
+static void test_matmul_backward_equals_sums_in_double(void) {
+    const size_t shapes[][3] = { { 1, 1, 1 }, { 7, 20, 33 }, { 65, 17, 66 }, { 130, 65, 300 },
+                                { 600, 3, 20 } };
+    for (int k = 0; k < 5; k++) {
+        size_t N = shapes[k][0], C = WIDE(shapes[k][1]), OC = WIDE(shapes[k][2]);
+        ops_init(1, N, max_size(C, OC), 1, 0);
+        for (int kind = 0; kind < 8; kind++)
+            matmul_backward_case(N, C, OC, kind & 1, kind >> 1 & 1, kind >> 2);
+        matmul_fuses_gelu = !matmul_fuses_gelu;
+        matmul_backward_case(N, C, OC, 1, 1, 0);
+        matmul_fuses_gelu = !matmul_fuses_gelu;
+        ops_free();
+    }
+}
+// CUDA: gelu in the product, before or after a floatX was made of its argument.
+static void test_gelu_in_a_product_and_beside_it_agree(void) {
+    enum { N = 65, C = 24, OC = 40 };
+    ops_init(1, N, OC, 1, 0);
+    floatX *inp = make(N * C, 1, 1, 0), *w = make(OC * C, 2, 1, 0), *bias = make(OC, 3, 1, 0);
+    floatX *dout = make(N * C, 4, 1, 0), *w2 = make(OC * C, 5, 1, 0);
+    real *dw = make_nan_real(OC * C);
+    double *outs[2], *pres[2], *dpres[2];
+    int was = matmul_fuses_gelu;
+    for (int fuses = 0; fuses < 2; fuses++) {
+        matmul_fuses_gelu = fuses;
+        floatX *out = make_nan(N * OC), *pre = make_nan(N * OC), *dpre = make_nan(N * OC);
+        matmul_forward(out, pre, inp, w, bias, NULL, N, C, OC);
+        matmul_backward(dpre, dw, NULL, dout, out, w2, pre, N, OC, C, 0);
+        outs[fuses] = as_double(out, N * OC);
+        pres[fuses] = as_double(pre, N * OC);
+        dpres[fuses] = as_double(dpre, N * OC);
+        test_free(out); test_free(pre); test_free(dpre);
+    }
+    matmul_fuses_gelu = was;
+    double bar = 3 * stored + 0x1p-11; // of tanh.approx
+    near_doubles("out", outs[0], outs[1], N * OC, 1, bar);
+    near_doubles("pre_gelu", pres[0], pres[1], N * OC, 1, bar);
+    near_doubles("dpre_gelu", dpres[0], dpres[1], N * OC, 1, bar);
+    free(outs[0]); free(pres[0]); free(dpres[0]);
+    test_free(inp); test_free(w); test_free(bias); test_free(dout); test_free(w2); test_free(dw);
+    ops_free();
+}
+
+typedef struct { size_t B, T, NH, HS; } AttentionShape;
+static double row_dot(const floatX *a, const floatX *b, size_t count) {
+    double sum = 0;
+    for (size_t c = 0; c < count; c++) sum += (double)f32(a[c]) * (double)f32(b[c]);
+    return sum;
+}
+// Gradients of one head by the definition; q, k, v and their gradients have rows of 3C, dout of C.
+static void head_gradients(double *dqkv, const floatX *dout, const floatX *qkv, size_t T, size_t C,
+                           size_t HS) {
+    const double scale = 1 / sqrt((double)HS);
+    double *p = make_doubles(T), *dp = make_doubles(T);
+    for (size_t t = 0; t < T; t++) {
+        const floatX *q = qkv + t * 3 * C, *d = dout + t * C;
+        double max = -INFINITY, sum = 0, mean = 0;
+        for (size_t j = 0; j <= t; j++) {
+            p[j] = row_dot(q, qkv + j * 3 * C + C, HS) * scale;
+            dp[j] = row_dot(d, qkv + j * 3 * C + 2 * C, HS);
+            max = fmax(max, p[j]);
+        }
+        for (size_t j = 0; j <= t; j++) sum += p[j] = exp(p[j] - max);
+        for (size_t j = 0; j <= t; j++) mean += (p[j] /= sum) * dp[j];
+        for (size_t j = 0; j <= t; j++) for (size_t c = 0; c < HS; c++) {
+            double ds = p[j] * (dp[j] - mean) * scale;
+            dqkv[t * 3 * C + c] += ds * (double)f32(qkv[j * 3 * C + C + c]);
+            dqkv[j * 3 * C + C + c] += ds * (double)f32(q[c]);
+            dqkv[j * 3 * C + 2 * C + c] += p[j] * (double)f32(d[c]);
+        }
+    }
+    free(p); free(dp);
+}
+static void attention_backward_case(AttentionShape s) {
+    size_t C = s.NH * s.HS, N = s.B * s.T, count = N * 3 * C;
+    ops_init(s.B, s.T, C, s.NH, 0);
+    floatX *qkv = make(count, 1, 2, 0), *out = make_nan(N * C), *dout = make(N * C, 2, 1, 0);
+    floatX *dqkv = make_nan(count);
+    real *lse = make_nan_real(N * s.NH);
+    attention_forward(out, lse, qkv, s.B, s.T, C, s.NH);
+    attention_backward(dqkv, dout, out, lse, qkv, s.B, s.T, C, s.NH);
+    double *want = make_doubles(count), *got = as_double(dqkv, count);
+    for (size_t head = 0; head < s.B * s.NH; head++) {
+        size_t row = head / s.NH * s.T, channel = head % s.NH * s.HS;
+        head_gradients(want + row * 3 * C + channel, dout + row * C + channel,
+                       qkv + row * 3 * C + channel, s.T, C, s.HS);
+    }
+    // Weights, their gradients, the forward result and this one are rounded to floatX.
+    double bar = 64 * unit + 16 * unit * sqrt((double)s.HS) + (has_master ? 3 : 2) * stored;
+    for (size_t part = 0; part < 3; part++) { // q, k, v
+        double *a = make_doubles(N * C), *b = make_doubles(N * C);
+        for (size_t n = 0; n < N; n++) for (size_t c = 0; c < C; c++) {
+            a[n * C + c] = want[n * 3 * C + part * C + c];
+            b[n * C + c] = got[n * 3 * C + part * C + c];
+        }
+        char *what = text_of("B %zu T %zu NH %zu HS %zu: d%c", s.B, s.T, s.NH, s.HS, "qkv"[part]);
+        near_doubles(what, a, b, N * C, 1, bar);
+        free(a); free(what);
+    }
+    free(want); free(got);
+    test_free(qkv); test_free(out); test_free(dout); test_free(dqkv); test_free(lse);
+    ops_free();
+}
+static void test_attention_backward_equals_sums_in_double(void) {
+    const AttentionShape shapes[] = { { 1, 1, 1, 48 }, { 1, 1, 3, 64 }, { 3, 65, 3, 16 },
+        { 1, 65, 1, 96 }, { 1, 65, 1, 192 }, { 1, 200, 3, 32 }, { 1, 200, 3, 64 },
+        { 3, 65, 2, 64 }, { 1, 130, 2, 128 }, { 2, 33, 8, 5 } };
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) attention_backward_case(shapes[i]);
+}
+
+static void classifier_case(size_t N, size_t V) {
+    size_t Vp = round_up(V, 128);
+    const double dloss = 0.25;
+    floatX *logits = make(N * Vp, 1, 5, 0), *same = make(N * Vp, 1, 5, 0);
+    int32_t *targets = (int32_t *)test_alloc(N * sizeof(int32_t));
+    real *losses = make_nan_real(N), *losses_alone = make_nan_real(N);
+    double *want = make_doubles(N * Vp), *want_losses = make_doubles(N);
+    for (size_t n = 0; n < N; n++) {
+        size_t target = n == 0 ? 0 : n == 1 ? V - 1 : hash64(n) % V;
+        double sum = 0;
+        for (size_t i = 0; i < V; i++) sum += exp((double)f32(logits[n * Vp + i]));
+        for (size_t i = 0; i < V; i++)
+            want[n * Vp + i] = dloss * (exp((double)f32(logits[n * Vp + i])) / sum - (i == target));
+        want_losses[n] = log(sum) - (double)f32(logits[n * Vp + target]);
+        targets[n] = (int32_t)target;
+    }
+    classifier_forward_backward(losses_alone, same, targets, 0, N, V, Vp);
+    expect(!memcmp(same, logits, N * Vp * sizeof(floatX)), "V %zu: no gradient was wanted", V);
+    classifier_forward_backward(losses, logits, targets, (real)dloss, N, V, Vp);
+    expect(!memcmp(losses, losses_alone, N * sizeof(real)), "V %zu: other losses", V);
+    char *what = text_of("N %zu V %zu", N, V);
+    expect_reals_near(what, want_losses, losses, N, 1, 16 * unit);
+    expect_near(what, want, logits, N * Vp, 0, stored + 32 * unit);
+    free(want); free(want_losses); free(what);
+    test_free(logits); test_free(same); test_free(targets); test_free(losses);
+    test_free(losses_alone);
+}
+static void test_classifier_equals_sums_in_double(void) {
+    const size_t sizes[] = { 1, 65, 66, 100, 257, 9001 };
+    for (int k = 0; k < 6; k++) classifier_case(k == 5 ? 2 : 7, sizes[k]);
+}
+
+static void adamw_case(size_t count) { // and the 8 neighbours behind it stay as they are
+    size_t all = count + 8;
+    floatX *w = make(all, 1, 1, 0);
+    real *master = make_nan_real(all), *m = make_reals(all, 2), *v = make_nan_real(all);
+    real *g = make_reals(all, 4);
+    double *want = make_doubles(all), *want_m = make_doubles(all), *want_v = make_doubles(all);
+    AdamW h = adamw_of(0.5, 0.9, 0.99, 0.01, 2, 0.9);
+    for (size_t i = 0; i < all; i++) {
+        master[i] = has_master ? (real)random_at(5, i) : f32(w[i]);
+        v[i] = (real)(1.5 + random_at(3, i));
+        want[i] = (double)master[i];
+        want_m[i] = (double)m[i];
+        want_v[i] = (double)v[i];
+        if (i >= count) continue;
+        double grad = (double)h.grad_scale * (double)g[i], b1 = (double)h.beta1, b2
+            = (double)h.beta2;
+        want_m[i] = b1 * want_m[i] + (1 - b1) * grad;
+        want_v[i] = b2 * want_v[i] + (1 - b2) * grad * grad;
+        want[i] = want[i] * (double)h.keep - (double)h.step_size * want_m[i]
+            / (sqrt(want_v[i]) * (double)h.root_correction + (double)h.eps);
+    }
+    adamw_update(w, has_master ? master : NULL, m, v, g, count, h);
+    char *what = text_of("%zu parameters", count);
+    if (has_master) {
+        expect_reals_near(what, want, master, all, 1, 8 * unit);
+        for (size_t i = count; i < all; i++) want[i] = (double)f32(w[i]); // not the master's
+    }
+    expect_near(what, want, w, all, 1, stored + 8 * unit);
+    expect_reals_near(what, want_m, m, all, 1, 8 * unit);
+    expect_reals_near(what, want_v, v, all, 1, 8 * unit);
+    free(want); free(want_m); free(want_v); free(what);
+    test_free(w); test_free(master); test_free(m); test_free(v); test_free(g);
+}
+static void test_adamw_at_any_count(void) {
+    const size_t counts[] = { 1, 3, 4, 7, 8, 9, 37, 16389 };
+    for (int k = 0; k < 8; k++) adamw_case(counts[k]);
+}
+// Without master weights: 1 minus a quarter of the distance to the next bf16 below becomes that one
+// in a quarter of the draws, and which draws is decided by the number of the parameter alone.
+static void test_weights_round_at_random_to_the_right_mean(void) {
+    if (!has_master || is_fp16) { skip_reason = "of bf16 only"; return; }
+    enum { COUNT = 4099 };
+    floatX *w = make(COUNT, 0, 0, 1);
+    real *m = make_nan_real(COUNT), *v = make_nan_real(COUNT), *g = make_nan_real(COUNT);
+    for (size_t i = 0; i < COUNT; i++) m[i] = v[i] = g[i] = 1;
+    AdamW h = adamw_of(1, 0, 0, 0x1p-10, 1, 1); // m and v become g and its square
+    h.eps = 0;
+    h.is_random = 1;
+    h.draw = 12345;
+    adamw_update(w, NULL, m, v, g, COUNT, h);
+    double sum = 0;
+    for (size_t i = 0; i < COUNT; i++) {
+        real want = f32(fX_random((real)(1 - 0x1p-10), (uint32_t)hash64(h.draw + i)));
+        expect(f32(w[i]) == want, "draw %zu: %g, want %g", i, (double)f32(w[i]), (double)want);
+        expect(f32(w[i]) == 1 || f32(w[i]) == 1 - 0x1p-8, "draw %zu: %g", i, (double)f32(w[i]));
+        sum += (1 - (double)f32(w[i])) * 0x1p10; // 0 or 4
+    }
+    double deviation = sqrt(3.0 / COUNT);        // of the mean: of one, 3 is the variance
+    expect(fabs(sum / COUNT - 1) <= 4 * deviation, "mean step %g, want 1, bar %g", sum / COUNT,
+           4 * deviation);
+    test_free(w); test_free(m); test_free(v); test_free(g);
+}
+static void test_vectors_add_and_sum_at_any_count(void) {
+    const size_t counts[] = { 1, 3, 4, 7, 8, 9, 37, 2049 };
+    double *sums = (double *)test_alloc(2 * sizeof(double));
+    for (int k = 0; k < 8; k++) {
+        size_t count = counts[k];
+        real *x = make_reals(count + 1, 1), *y = make_reals(count + 1, 2);
+        double sum = 0, squares = 0;
+        for (size_t i = 0; i < count; i++) {
+            sum += (double)x[i];
+            squares += (double)x[i] * (double)x[i];
+        }
+        sum_values(sums, x, count);
+        sum_squares(sums + 1, x, 1, count);
+        expect(fabs(sums[0] - sum) <= 1e-12 * (double)count, "sum of %zu: %.17g", count, sums[0]);
+        expect(fabs(sums[1] - squares) <= 1e-12 * squares, "squares of %zu: %.17g", count, sums[1]);
+        vector_add(y, x, count);
+        for (size_t i = 0; i <= count; i++) {
+            real want = (real)random_at(2, i) + (i < count ? x[i] : 0);
+            expect(y[i] == want, "%zu: element %zu is %.9g, want %.9g", count, i, (double)y[i],
+                   (double)want);
+        }
+        test_free(x); test_free(y);
+    }
+    test_free(sums);
+}
+
+// === 3. ops backward, against central differences (fp64, CPU) ===
 
 // d sum(out * weight) / d x[i] for some i, by the difference quotient with step h; the analytic
 // gradient must agree to 1e-6 of the largest.
@@ -457,10 +929,10 @@ static void test_embedding_backward_equals_differences(void) {
     o.weight = make(o.V * o.C, 1, 1, 0);
     o.bias = make(6 * o.C, 2, 1, 0); // wpe with maxT = 6 > T
     o.out = make_nan(N * o.C);
-    o.tokens = (int32_t *)host_alloc(N * sizeof(int32_t));
+    o.tokens = (int32_t *)test_alloc(N * sizeof(int32_t));
     tokens_fill(o.tokens, N, o.V, 3);
     floatX *dout = make(N * o.C, 4, 1, 0);
-    real *dwte = (real *)host_alloc(o.Vp * o.C * sizeof(real)), *dwpe = make_nan_real(6 * o.C);
+    real *dwte = (real *)test_alloc(o.Vp * o.C * sizeof(real)), *dwpe = make_nan_real(6 * o.C);
     embedding_backward(dwte, dwpe, dout, o.tokens, o.B, o.T, o.C, 6, 0);
     Probe p = { run_embedding, &o, o.out, dout, N * o.C };
     probe_check(&p, o.weight, dwte, o.V * o.C, "wte");
@@ -580,7 +1052,7 @@ static void test_model_gradients_equal_differences(void) {
     gpt_free(&m);
 }
 
-// === 3. whole model against PyTorch ===
+// === 4. whole model against PyTorch ===
 
 // One tensor of a dump in our layout against `got` (rows,cols): the largest difference over the
 // largest entry; in bf16 the norm of the difference over the norm.
@@ -711,8 +1183,10 @@ static void dump_case(const char *path, int recompute) {
     st_close(&st);
 }
 static void test_model_equals_pytorch(void) {
-    for (int recompute = 0; recompute <= 3; recompute++) dump_case("dev/test/reference.safetensors",
-        recompute);
+    for (int recompute = 0; recompute <= SMALLER(3, 0); recompute++)
+        dump_case("dev/test/reference_c8.safetensors", recompute);
+    for (int recompute = 0; recompute <= 3 && CHANNELS_UNIT == 1; recompute++) // of 20 channels
+        dump_case("dev/test/reference.safetensors", recompute);
 }
 static void test_model_equals_larger_pytorch_dump(void) { // made by `make reference`
     // In bf16 only weights as they are at the start: large ones magnify the rounding.
@@ -720,9 +1194,9 @@ static void test_model_equals_larger_pytorch_dump(void) { // made by `make refer
     if (path && *path) dump_case(path, 0);
     else skip_reason = "make test-all runs it (or set GPT_DUMP)";
 }
-static void test_initial_weights_equal_pytorch(void) {
+static void init_case(const char *path) {
     St st;
-    st_open(&st, "dev/test/init.safetensors");
+    st_open(&st, path);
     size_t B, T;
     Model m;
     model_make(&m, dump_config(&st, &B, &T), 1, 1, 0);
@@ -743,6 +1217,10 @@ static void test_initial_weights_equal_pytorch(void) {
     }
     gpt_free(&m);
     st_close(&st);
+}
+static void test_initial_weights_equal_pytorch(void) {
+    init_case("dev/test/init_c8.safetensors");
+    if (CHANNELS_UNIT == 1) init_case("dev/test/init.safetensors");
 }
 // A GPT-2 made with numpy; numpy, PyTorch and llama.cpp agree on its loss and its greedy tokens.
 static void test_golden_model(void) {
@@ -785,7 +1263,9 @@ static void test_golden_model(void) {
         gpt_extend(&m, tokens + n - 1, 1, n - 1, logits);
         if (n >= num_prompt) {
             int32_t token = sample_token(logits, candidates, V, &f, 0);
-            expect(token == tokens[n], "greedy token %zu is %d, expected %d", n, token, tokens[n]);
+            double lead = (double)(logits[token] - logits[tokens[n]]); // 0, or near a tie
+            expect(lead <= 8 * regrouped * fmax(1, fabs((double)logits[token])), "greedy token %zu "
+                   "is %d, expected %d, whose logit is less by %g", n, token, tokens[n], lead);
         }
     }
     memcpy(m.tokens, tokens, (num_prompt - 1) * sizeof(int32_t));
@@ -798,7 +1278,7 @@ static void test_golden_model(void) {
     free(text);
 }
 
-// === 4. invariants ===
+// === 5. invariants ===
 
 static void test_parameter_count_of_gpt2(void) {
     Layout y = layout_of(config_of(12, 12, 768, 1024, 50257));
@@ -851,12 +1331,48 @@ static void test_counted_flops_backward_is_twice_forward(void) {
     expect(again == layers, "level 3 adds %g, a forward of the layers is %g", again, layers);
     gpt_free(&m);
 }
-static void test_recompute_levels_give_the_same_bits(void) {
-    enum { B = 3, T = 65, V = 100 };
+// Losses, gradients and a step of AdamW, twice: every op is in it.
+static void same_twice_case(size_t NH, size_t C) {
+    enum { B = 2, T = 70, V = 100 };
+    int32_t *batch = (int32_t *)test_alloc(2 * B * T * sizeof(int32_t));
+    tokens_fill(batch, 2 * B * T, V, 1);
+    char *argv[] = { (char *)"t" };
+    Flags f = flags_parse(1, argv);
+    real *grads = NULL;
+    int64_t hash = 0;
+    double loss = 0, norm = 0;
+    for (int turn = 0; turn < 2; turn++) {
+        Model m;
+        model_make(&m, config_of(1, NH, C, T, V), B, T, 0);
+        model_perturb(&m, 3);
+        double now = model_gradients(&m, batch, B, T), norm_now = gpt_grad_norm(&m, NULL);
+        if (turn == 0) grads = copy_of(m.grads, m.layout.count);
+        expect(!memcmp(grads, m.grads, m.layout.count * sizeof(real)), "NH %zu C %zu: gradients",
+               NH, C);
+        gpt_update(&m, &f, 1e-3, norm_now, 1);
+        if (turn == 1) expect(now == loss && norm_now == norm && gpt_weights_hash(&m) == hash,
+                              "NH %zu C %zu: loss, norm or weights", NH, C);
+        loss = now;
+        norm = norm_now;
+        hash = gpt_weights_hash(&m);
+        gpt_free(&m);
+    }
+    free(grads);
+    test_free(batch);
+}
+static void test_a_step_twice_gives_the_same_bits(void) {
+    same_twice_case(1, 64);
+    matmul_fuses_gelu = !matmul_fuses_gelu;
+    same_twice_case(3, 48);
+    matmul_fuses_gelu = !matmul_fuses_gelu;
+}
+// Level by level from 0, each `step` levels further.
+static void recompute_case(int step) {
+    enum { B = SMALLER(3, 2), T = SMALLER(65, 35), V = 100 };
     Model m;
     real *want = NULL;
     size_t bytes_before = SIZE_MAX;
-    for (int r = 0; r <= 3; r++) {
+    for (int r = 0; r <= 3; r += step) {
         size_t start = dev_bytes;
         model_make(&m, config_of(3, 3, 48, T + 2, V), B, T, r);
         expect(dev_bytes - start < bytes_before, "level %d saves no memory", r);
@@ -864,12 +1380,18 @@ static void test_recompute_levels_give_the_same_bits(void) {
         model_perturb(&m, 3);
         tokens_fill(m.tokens, 2 * B * T, V, 1);
         model_gradients(&m, m.tokens, B, T);
-        if (r == 0) {
-            want = (real *)host_alloc(m.layout.count * sizeof(real));
-            memcpy(want, m.grads, m.layout.count * sizeof(real));
-        } else expect(!memcmp(want, m.grads, m.layout.count * sizeof(real)), "level %d differs", r);
+        if (r == 0) want = copy_of(m.grads, m.layout.count);
+        expect(!memcmp(want, m.grads, m.layout.count * sizeof(real)), "level %d differs", r);
         gpt_free(&m);
     }
+    free(want);
+}
+static void test_recompute_levels_give_the_same_bits(void) {
+    int was = matmul_fuses_gelu;
+    if (is_gpt_cuda) recompute_case(3); // at levels 1 and 2 training does not fuse it
+    matmul_fuses_gelu = 0;
+    recompute_case(1);
+    matmul_fuses_gelu = was;
 }
 // --matmul bf16 rounds the operands of products only: losses of 10 steps within 1e-3 of fp32's, all
 // gradients together within 1 % in norm.
@@ -932,7 +1454,7 @@ static void test_gradients_do_not_depend_on_threads(void) {
 static void test_accumulation_equals_the_large_batch(void) {
     enum { B = 4, T = 7, V = 66 };
     Model m;
-    model_make(&m, config_of(2, 2, 20, T, V), B, T, 0);
+    model_make(&m, config_of(2, 2, WIDE(20), T, V), B, T, 0);
     model_perturb(&m, 3);
     int32_t tokens[2 * B * T];
     tokens_fill(tokens, 2 * B * T, V, 1);
@@ -951,14 +1473,14 @@ static void test_accumulation_equals_the_large_batch(void) {
     }
     for (size_t i = 0; i < count; i++) got[i] = (double)m.grads[i];
     double d = difference(want, got, count, 0);
-    expect(d <= 1e-6, "relative difference %g", d);
+    expect(d <= 1e-6 + 4 * regrouped, "relative difference %g", d);
     free(want); free(got);
     gpt_free(&m);
 }
 static void test_first_gradient_overwrites_what_was_there(void) {
     enum { B = 1, T = 7, V = 66 };
     Model m;
-    model_make(&m, config_of(1, 2, 20, T + 1, V), B, T, 0);
+    model_make(&m, config_of(1, 2, WIDE(20), T + 1, V), B, T, 0);
     model_perturb(&m, 3);
     tokens_fill(m.tokens, 2 * B * T, V, 1);
     for (size_t i = 0; i < m.layout.count; i++) m.grads[i] = NAN;
@@ -1054,12 +1576,13 @@ static void test_micro_batches_are_added_pairwise(void) {
             expect(m.grads[k] == want, "%zu micro-batches: sum %.9g, want %.9g", n,
                    (double)m.grads[k], (double)want);
         differs += want != plain;
-        free(m.grads);
+        test_free(m.grads);
     }
     expect(differs > 3, "the order makes no difference here");
 }
 static void test_head_in_chunks_equals_plain_loss(void) {
-    enum { B = 5, T = 250, V = 66 }; // 1250 rows: three chunks
+    enum { B = SMALLER(5, 70), T = SMALLER(250, 60), V = 66 }; // several chunks of HEAD_ROWS
+    expect(B * T > HEAD_ROWS, "one chunk");
     Model m;
     model_make(&m, config_of(1, 1, 16, T, V), B, T, 0);
     model_perturb(&m, 3);
@@ -1072,7 +1595,8 @@ static void test_head_in_chunks_equals_plain_loss(void) {
         memcpy(m.tokens + T, tokens + (B + b) * T, T * sizeof(int32_t));
         sum += model_loss(&m, m.tokens, 1, T) / B;
     }
-    expect(fabs(all - sum) <= 32 * unit * sum, "%.9g in chunks, %.9g by sequences", all, sum);
+    expect(fabs(all - sum) <= (32 * unit + regrouped) * sum, "%.9g in chunks, %.9g by sequences",
+           all, sum);
     free(tokens);
     gpt_free(&m);
 }
@@ -1102,6 +1626,7 @@ static void cached_case(size_t NH, size_t C) {
     int32_t tokens[T];
     tokens_fill(tokens, T, V, 1);
     real logits[V], cached[V];
+    double want[V], got[V];
     const size_t steps[] = { 1, 3, 60, 1, 1, 84 }; // positions at a time
     size_t first = 0;
     for (size_t k = 0; k < 6; k++) {
@@ -1111,15 +1636,19 @@ static void cached_case(size_t NH, size_t C) {
         memset(m.tokens + first, 0, first * sizeof(int32_t));
         model_loss(&m, m.tokens, 1, first); // the naive loop: the whole prefix again
         values_to_host(logits, acts_at(&m, 0).logits + (first - 1) * m.config.Vp, V);
-        expect(!memcmp(cached, logits, sizeof cached), "NH %zu, C %zu: after %zu tokens", NH, C,
-               first);
+        expect(is_gpt_cuda || !memcmp(cached, logits, sizeof cached), "NH %zu, C %zu: after %zu "
+               "tokens", NH, C, first);
+        for (size_t i = 0; i < V; i++) { want[i] = (double)logits[i]; got[i] = (double)cached[i]; }
+        double d = difference(want, got, V, 0), bar = 64 * unit + 8 * regrouped;
+        expect(d <= bar, "NH %zu, C %zu: after %zu tokens: error %g, bar %g", NH, C, first, d, bar);
     }
     gpt_free(&m);
 }
 static void test_cached_logits_equal_the_training_pass(void) {
     cached_case(3, 48);
     cached_case(2, 160); // heads of several panels
-    cached_case(1, 65);
+    cached_case(1, WIDE(65));
+    cached_case(1, 64);
 }
 static void test_permute_is_a_permutation(void) {
     const uint64_t counts[] = { 1, 2, 3, 4, 5, 100, 1000, 4096, 5000 };
@@ -1687,21 +2216,31 @@ static void test_spikes_are_told_from_noise(void) {
     expect(!is_spike(rising, 500, 63.5 + 36.9 * 2, 6), "spike?");
 }
 
+// Of the CPU alone: its own e^x, bf16 products beside fp32, threads, and what needs fp64.
+#define TESTS_CPU(X) \
+    X(test_exp_is_within_2_ulp) \
+    X(test_embedding_backward_equals_differences) X(test_layernorm_backward_equals_differences) \
+    X(test_matmul_backward_equals_differences) X(test_attention_backward_equals_differences) \
+    X(test_classifier_gradient_equals_differences) X(test_model_gradients_equal_differences) \
+    X(test_bf16_products_follow_fp32) X(test_gradients_do_not_depend_on_threads)
+#define TESTS_CUDA(X) X(test_gelu_in_a_product_and_beside_it_agree)
 #define TESTS(X) \
-    X(test_exp_is_within_2_ulp) X(test_gelu_matches_its_tanh_form) \
+    X(test_gelu_matches_its_tanh_form) \
     X(test_embedding_adds_token_and_position) X(test_layernorm_forward_by_hand) \
     X(test_matmul_forward_at_awkward_shapes) X(test_matmul_backward_adds_or_assigns) \
     X(test_attention_forward_equals_plain_softmax) X(test_attention_forward_is_causal) \
     X(test_classifier_by_hand) X(test_adamw_by_hand) X(test_schedules_equal_their_closed_forms) \
     X(test_sum_squares_and_crc_by_hand) X(test_half_precision_values) \
-    X(test_embedding_backward_equals_differences) X(test_layernorm_backward_equals_differences) \
-    X(test_matmul_backward_equals_differences) X(test_attention_backward_equals_differences) \
-    X(test_classifier_gradient_equals_differences) X(test_model_gradients_equal_differences) \
+    X(test_embedding_backward_adds_repeated_tokens_in_order) \
+    X(test_layernorm_equals_sums_in_double) X(test_matmul_backward_equals_sums_in_double) \
+    X(test_attention_backward_equals_sums_in_double) X(test_classifier_equals_sums_in_double) \
+    X(test_adamw_at_any_count) X(test_weights_round_at_random_to_the_right_mean) \
+    X(test_vectors_add_and_sum_at_any_count) \
+    X(test_a_step_twice_gives_the_same_bits) \
     X(test_model_equals_pytorch) X(test_model_equals_larger_pytorch_dump) \
     X(test_initial_weights_equal_pytorch) X(test_golden_model) \
     X(test_parameter_count_of_gpt2) X(test_textbook_budgets) \
     X(test_counted_flops_backward_is_twice_forward) X(test_recompute_levels_give_the_same_bits) \
-    X(test_bf16_products_follow_fp32) X(test_gradients_do_not_depend_on_threads) \
     X(test_accumulation_equals_the_large_batch) \
     X(test_first_gradient_overwrites_what_was_there) X(test_layout_does_not_depend_on_ranks) \
     X(test_shards_cover_every_element_once) X(test_micro_batches_are_added_pairwise) \
@@ -1735,9 +2274,15 @@ static void run_test(const char *name, void (*test)(void)) {
     num_passed += is_good;
     num_failed += !is_good;
 }
-#define RUN(name) if (argc < 2 || strstr(#name, argv[1])) run_test(#name, name);
+#define RUN(name) if (is_wanted(#name, argc, argv)) run_test(#name, name);
+static int is_wanted(const char *name, int argc, char **argv) {
+    for (int i = 1; i < argc; i++) if (strstr(name, argv[i])) return 1;
+    return argc < 2;
+}
 int main(int argc, char **argv) {
     setvbuf(stdout, NULL, _IOLBF, 0);
+    dev_check();
+    if (is_gpt_cuda) { TESTS_CUDA(RUN) } else { TESTS_CPU(RUN) }
     TESTS(RUN)
     printf("%d passed, %d failed, %d skipped\n", num_passed, num_failed, num_skipped);
     return num_failed > 0 || num_passed + num_skipped == 0;

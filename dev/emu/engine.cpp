@@ -510,7 +510,7 @@ constexpr char RED = (char)0xfd;
 static char* place(const char* name, size_t bytes, size_t align) {
     Worker& w = *me;
     if (!now.kernel) fail(nowhere, "__shared__ %s used outside a kernel", name);
-    size_t room = bytes + 2 * align + 3 * RED_BYTES;
+    size_t room = bytes + 3 * align + 3 * RED_BYTES;
     if (w.arena_top + room > w.arena + ARENA_BYTES)
         fail(nowhere, "too much shared memory at %s", name);
     ASAN_UNPOISON_MEMORY_REGION(w.arena_top, room);
