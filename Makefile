@@ -93,24 +93,17 @@ cuda: FORCE
 deps:
 	@dev/emu/build.sh --headers >/dev/null || dev/emu/get_headers.sh
 RANKS = $(if $(filter 1,$(MPI)),-DUSE_MPI -DUSE_NCCL)
-emu_train_gpt      = fast train_gpt.cu $(RANKS)
-emu_train_gpt_fp16 = fast train_gpt.cu $(RANKS) -DPRECISION_FP16
-emu_train_gpt_fp32 = fast train_gpt.cu $(RANKS) -DPRECISION_FP32
-emu_train_gpt_race = race train_gpt.cu
-emu_train_gpt_asan = asan train_gpt.cu
-emu_test_gpt       = fast test_gpt.c -DDEV_MANAGED
-emu_test_gpt_fp16  = fast test_gpt.c -DDEV_MANAGED -DPRECISION_FP16
-emu_test_gpt_fp32  = fast test_gpt.c -DDEV_MANAGED -DPRECISION_FP32
-emu_test_gpt_race  = race test_gpt.c -DDEV_MANAGED
-emu_test_gpt_asan  = asan test_gpt.c -DDEV_MANAGED
-$(B)/cuda/%: train_gpt.cu test_gpt.c $(wildcard dev/emu/*.cpp dev/emu/*.h) Makefile
-	@dev/emu/build.sh $@ $(emu_$*)
-EMULATED = $(addprefix $(B)/cuda/,$(patsubst emu_%,%,$(filter emu_t%,$(.VARIABLES))))
+emu_train_gpt      = train_gpt.cu $(RANKS)
+emu_train_gpt_fp16 = train_gpt.cu $(RANKS) -DPRECISION_FP16
+emu_train_gpt_fp32 = train_gpt.cu $(RANKS) -DPRECISION_FP32
+emu_test_gpt       = test_gpt.c -DDEV_MANAGED
+$(B)/cuda/%: train_gpt.cu test_gpt.c train_gpt.c $(wildcard dev/emu/*.cpp dev/emu/*.h) Makefile
+	@dev/emu/build.sh $@ fast $(emu_$*)
 emu: $(B)/cuda/train_gpt $(B)/cuda/test_gpt
 	@cp $(B)/cuda/train_gpt train_gpt_emu
 	@cp $(B)/cuda/test_gpt test_gpt_emu
-test-cuda: $(EMULATED) $(B)/train_gpt
-	@B=$(B) dev/test/cuda.sh
+test-cuda test-cuda-all: $(addprefix $(B)/cuda/train_gpt,_fp16 _fp32) $(B)/cuda/train_gpt $(B)/train_gpt
+	@B=$(B) dev/test/cuda.sh $(if $(filter test-cuda,$@),quick,all)
 test-emu:
 	@dev/emu/test.sh
 # Fuzzing of the readers, FUZZ_SECONDS each; which lines of them the bad files of the tests pass.
@@ -136,5 +129,5 @@ clean:
 help:
 	@sed -n '1,3p' Makefile; grep -E '^[a-z -]+:' Makefile | sed 's/:.*//' | tr '\n' ' '; echo
 
-.PHONY: all run test test-all check-hf cuda deps emu test-cuda test-emu ladders-cpu tidy sync bench \
+.PHONY: all run test test-all check-hf cuda deps emu test-cuda test-cuda-all test-emu ladders-cpu tidy sync bench \
         bench-mpi reference fuzz coverage clean help FORCE

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# test_cuda.sh quick|all: train_gpt.cu emulated on the CPU (dev/emu), under test_gpt and beside
-# train_gpt.c (dev/cuda/ops_test.cu); run by hand.
+# cuda.sh quick|all: train_gpt.cu emulated on the CPU (dev/emu): under test_gpt, beside train_gpt.c
+# (dev/cuda/ops_test.cu), and as a program (cuda_run.sh). `make test-cuda`, `make test-cuda-all`.
 #   quick     in bf16, fp32 and fp16, threads in their order
-#   all       also in three random orders of threads, and of streams; AddressSanitizer; races
+#   all       also in three random orders of threads and of streams; AddressSanitizer; races
 #   prints    a line per run, and last "N passed, N failed, N skipped"
-#   needs     g++, clang++ for races, python3, CUDA's headers (dev/emu/get_headers.sh)
+#   needs     g++, clang++ for races, python3, CUDA's headers (make deps), Open MPI; with nvcc there
+#             is one test more
 . "$(dirname "$0")/lib.sh"
-case ${1:-} in quick|all) ;; *) echo "usage: dev/test/test_cuda.sh quick|all" >&2; exit 2 ;; esac
+case ${1:-} in quick|all) ;; *) echo "usage: dev/test/cuda.sh quick|all" >&2; exit 2 ;; esac
 cd "$root" || exit 1        # test_gpt finds its reference files from here
 out=$B/cuda
 mkdir -p "$out"
@@ -39,5 +40,26 @@ for precision in BF16 FP32 FP16; do
         layernorm gelu matmul_backward attention_backward classifier adamw vectors squares a_step \
         recompute
 done
+check_registers() {
+    [ -x "${NVCC:-$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}" ] ||
+        skip "no nvcc, which alone counts registers; install the CUDA toolkit"
+    "$root/dev/cuda/registers.sh"
+}
+run_test cuda_kernels_keep_to_their_registers check_registers
+program() {         # program MODE: the whole program, two steps, validation, a sample, a checkpoint
+    cd "$root"
+    dev/emu/build.sh "$out/train_gpt_$1" "$1" train_gpt.cu
+    head -c 20000 train_gpt.c | tr '\n' ' ' >"$tmp/text.txt"
+    "$out/train_gpt_$1" --train "$tmp/text.txt" --layers 2 --heads 1 --channels 64 --seq_len 24 \
+        --batch_size 2 --total_batch_tokens 96 --steps 2 --val_every 1 --val_batches 2 \
+        --sample_every 2 --sample_tokens 5 --out "$tmp/program"
+    rm -rf "$tmp/program"
+}
+for mode in asan race; do
+    [ "$1" = quick ] || run_test "cuda_program_$mode" program $mode
+done
+"$root/dev/test/cuda_run.sh" | tee "$tmp/run" | grep -vE '^[0-9]+ passed, [0-9]+ failed'
+read -r good bad left < <(tail -n 1 "$tmp/run" | tr -cd '0-9 \n')
+passed=$((passed + ${good:-0})) failed=$((failed + ${bad:-1})) skipped=$((skipped + ${left:-0}))
 echo "$passed passed, $failed failed, $skipped skipped"
 [ $failed -eq 0 ]
