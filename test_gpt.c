@@ -828,6 +828,37 @@ static void test_weights_round_at_random_to_the_right_mean(void) {
            4 * deviation);
     test_free(w); test_free(m); test_free(v); test_free(g);
 }
+static void test_narrow_moments_follow_wide_ones(void) { // m and v in bf16, rounded at random
+    if (!has_master || is_fp16) { skip_reason = "of bf16 only"; return; }
+    enum { COUNT = 2051, STEPS = 200 };
+    floatX *w = make(COUNT, 0, 0, 1), *m = make(COUNT, 0, 0, 0), *v = make(COUNT, 0, 0, 0);
+    real *wide_m = make_nan_real(COUNT), *wide_v = make_nan_real(COUNT), *g = make_nan_real(COUNT);
+    floatX *wide_w = make(COUNT, 0, 0, 1);
+    for (size_t i = 0; i < COUNT; i++) wide_m[i] = wide_v[i] = 0, g[i] = 1;
+    AdamW h = adamw_of(1, (real)0.9, (real)0.99, 0, 1, 1), wide = h;
+    h.has_narrow_moments = 1;
+    for (size_t t = 0; t < STEPS; t++) {
+        h.draw = hash64(t);
+        adamw_update(w, NULL, m, v, g, COUNT, h);
+        adamw_update(wide_w, NULL, wide_m, wide_v, g, COUNT, wide);
+    }
+    double sums[4] = { 0 };
+    for (size_t i = 0; i < COUNT; i++) {
+        sums[0] += (double)f32(m[i]);
+        sums[1] += (double)wide_m[i];
+        sums[2] += (double)f32(v[i]);
+        sums[3] += (double)wide_v[i];
+        // a random walk: 0.4 of a bf16's last place a step, remembered for 1 / (1 - beta) steps
+        double bar = 6 * stored * sqrt(1 / (2 * (1 - 0.99)));
+        expect(fabs((double)(f32(v[i]) / wide_v[i]) - 1) <= bar, "v[%zu] is %g, not %g, bar %g", i,
+               (double)f32(v[i]), (double)wide_v[i], bar);
+    }
+    for (int k = 0; k < 4; k += 2) // to nearest, v would end 7 % below
+        expect(fabs(sums[k] / sums[k + 1] - 1) <= 1e-3, "mean of %s off by %g", k ? "v" : "m",
+               sums[k] / sums[k + 1] - 1);
+    test_free(w); test_free(m); test_free(v); test_free(g);
+    test_free(wide_w); test_free(wide_m); test_free(wide_v);
+}
 static void test_vectors_add_and_sum_at_any_count(void) {
     const size_t counts[] = { 1, 3, 4, 7, 8, 9, 37, 2049 };
     double *sums = (double *)test_alloc(2 * sizeof(double));
@@ -2235,6 +2266,7 @@ static void test_spikes_are_told_from_noise(void) {
     X(test_layernorm_equals_sums_in_double) X(test_matmul_backward_equals_sums_in_double) \
     X(test_attention_backward_equals_sums_in_double) X(test_classifier_equals_sums_in_double) \
     X(test_adamw_at_any_count) X(test_weights_round_at_random_to_the_right_mean) \
+    X(test_narrow_moments_follow_wide_ones) \
     X(test_vectors_add_and_sum_at_any_count) \
     X(test_a_step_twice_gives_the_same_bits) \
     X(test_model_equals_pytorch) X(test_model_equals_larger_pytorch_dump) \

@@ -42,6 +42,19 @@ test_cuda_losses_follow_the_cpu_for_200_steps() {
     mkdir -p "$B/curves"        # scripts/plot.py draws them
     cp cpu/log.jsonl "$B/curves/cpu.jsonl"; cp bf16/log.jsonl "$B/curves/cuda_bf16.jsonl"
 }
+test_cuda_in_narrow_adam_state_stays_within_1_percent() {   # 6 bytes a parameter instead of 14
+    local short="--layers 2 --heads 1 --channels 64 --seq_len 16 --batch_size 4 --steps 80 --lr 0.003
+                 --train ../long.txt --val_every 0"
+    head -c 60000 "$root/train_gpt.c" | tr '\n' ' ' >../long.txt
+    run "$cuda" $short --out wide
+    run "$cuda" $short --adam_state bf16 --master_weights 0 --out narrow
+    paste <(losses wide/log.jsonl) <(losses narrow/log.jsonl) | tail -n 20 | awk '
+        { wide += $1; narrow += $2 }
+        END { print wide / NR, narrow / NR; exit !(NR == 20 && (narrow / wide - 1) ^ 2 < 0.01 ^ 2) }' ||
+        fail "the mean of the last 20 losses is over 1 % off"
+    run "$cuda" --resume --steps 81 --out narrow    # the state of bf16 is in the checkpoint
+    [ "$(du -b narrow/step_00000081/train_state.safetensors | cut -f 1)" -gt 100000 ]
+}
 test_cuda_in_fp32_and_fp16_follows_the_cpu() {
     text
     local gentle=${shape/0.01/0.002}      # at 0.01 a gradient overflows in fp16
