@@ -723,6 +723,7 @@ static const char *const group_titles[NUM_GROUPS] = {
     X(F, grad_clip,         TRAIN,  "1",      0, 1e9,     "largest gradient norm; 0: off") \
     X(I, seed,              TRAIN,  "1337",   0, 4294967295.0, "weights, shuffle, samples") \
     X(E, matmul,            TRAIN,  "fp32",   0, 0,       "fp32|tf32|bf16") \
+    X(I, tune_matmul,       TRAIN,  "0",      0, 1,       "GPU: 1 times cuBLASLt's algorithms") \
     X(I, gelu_fusion,       TRAIN,  "1",      0, 1,       "0: the same bits at every --recompute") \
     X(I, master_weights,    TRAIN,  "1",      0, 1,       "bf16: 0 rounds at random instead") \
     X(E, adam_state,        TRAIN,  "fp32",   0, 0,       "fp32|bf16") \
@@ -1471,6 +1472,7 @@ NOINLINE void gemm_serial(Out c, Mat a, Mat b, size_t M, size_t N, size_t K) {
     else gemm_blocks(c, a, b, M, N, K, 0);
 }
 
+static void matmul_tune(const char *path) { (void)path; } // a GPU's library has a choice
 static void matmul_choose(const char *how, int fuses_gelu) { // --matmul; gelu is always fused
     (void)fuses_gelu;
     check(strcmp(how, "tf32") != 0, EXIT_USAGE, "--matmul tf32 is for GPUs; fp32 or bf16");
@@ -4942,6 +4944,19 @@ static void run_compare(const Run *run, uint64_t step) {
           "the same files: this one checkpoint step %" PRIu64 ", training data of %" PRIu64
           " tokens with CRC %08x", step, run->train.count, run->train.crc);
 }
+// A pass on tokens 0 whose gradients nobody uses: it makes every product of the training once.
+static void run_tune(Run *run) {
+    Model *model = &run->model;
+    size_t B = model->B, T = model->T;
+    char *path = text_of("%s/matmul.tuned", run->flags.out);
+    matmul_tune(path);
+    gpt_forward(model, model->tokens, B, T);
+    gpt_head(model, model->tokens + B * T, B * T, 1, 0);
+    gpt_backward(model, model->tokens, B, T, 0);
+    dev_sync();
+    matmul_tune(NULL);
+    free(path);
+}
 // From flags to a run that is ready: everything that can be refused is refused here.
 static void run_open(Run *run, const Flags *given) {
     run->flags = *given;
@@ -4996,6 +5011,7 @@ static void run_open(Run *run, const Flags *given) {
     else gpt_init_weights(model, (uint64_t)f->seed);
     st_close(&init);
     if (!is_training) return;
+    if (f->tune_matmul) run_tune(run);
     run->peak_flops = dev_peak_flops() * ranks;
     log_open(run);
     run_banner(run);

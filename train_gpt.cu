@@ -742,6 +742,7 @@ static const char *const group_titles[NUM_GROUPS] = {
     X(F, grad_clip,         TRAIN,  "1",      0, 1e9,     "largest gradient norm; 0: off") \
     X(I, seed,              TRAIN,  "1337",   0, 4294967295.0, "weights, shuffle, samples") \
     X(E, matmul,            TRAIN,  "fp32",   0, 0,       "fp32|tf32|bf16") \
+    X(I, tune_matmul,       TRAIN,  "0",      0, 1,       "GPU: 1 times cuBLASLt's algorithms") \
     X(I, gelu_fusion,       TRAIN,  "1",      0, 1,       "0: the same bits at every --recompute") \
     X(I, master_weights,    TRAIN,  "1",      0, 1,       "bf16: 0 rounds at random instead") \
     X(E, adam_state,        TRAIN,  "fp32",   0, 0,       "fp32|bf16") \
@@ -1703,7 +1704,10 @@ static void layernorm_backward(floatX *dinp, real *dweight, real *dbias, const f
 // its derivative, the residual (the product's C with beta = 1), and the gradient of bias, which
 // sums the operand dout that dw reads. Where cuBLASLt has no such kernel, one of ours does it. What
 // it finds for a shape is kept. Sums are fp32; --matmul tf32 lets an fp32 build round operands.
-enum { LT_WORKSPACE_BYTES = 32 << 20 }; // what NVIDIA advises for Hopper
+// cuBLASLt orders its algorithms for a shape by a guess; the first is taken, the same every time.
+// --tune_matmul times 16 of them. Another algorithm may add in another order: so rank 0 chooses for
+// all, and the choice stays in the run's folder, for --resume.
+enum { LT_WORKSPACE_BYTES = 32 << 20, NUM_TRIED = 16 }; // 32 MiB: what NVIDIA advises for Hopper
 static int matmul_tf32 = 0;
 static int matmul_fuses_gelu = 1;       // 0: in kernels of their own, as where Lt has none
 static int matmul_fuses_bias_gradient = 1;
@@ -1728,11 +1732,20 @@ typedef struct {
     Product product;
     cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t a, b, c;
+    cublasLtMatmulHeuristicResult_t found[NUM_TRIED];
     cublasLtMatmulAlgo_t algorithm;
-    int is_found;
+    int num_found, is_tuned;
 } Plan;
 static Plan plans[64];
 static int num_plans = 0;
+typedef struct { // a record of the file of choices
+    char card[64];
+    size_t version;
+    Product product;
+    cublasLtMatmulAlgo_t algorithm;
+} Choice;
+static struct { const char *path; Choice *choices; size_t count; } tune; // path: while it tunes
+static void comm_max_int(int64_t *x, int count); // 9
 
 static cudaDataType_t lt_type(int is_real) {
     const cudaDataType_t stored = sizeof(floatX) == 4 ? CUDA_R_32F : PRECISION_NAME[0] == 'b'
@@ -1770,17 +1783,25 @@ static void plan_make(Plan *p) {
     p->b = lt_layout(q->is_b_transposed ? q->n : q->k, q->is_b_transposed ? q->k : q->n, 0);
     p->c = lt_layout(q->m, q->n, q->is_real);
     cublasLtMatmulPreference_t preference;
-    cublasLtMatmulHeuristicResult_t found;
     size_t bytes = LT_WORKSPACE_BYTES;
-    int count = 0;
     LT(cublasLtMatmulPreferenceCreate(&preference));
     LT(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                                             &bytes, sizeof bytes));
     cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(lt, p->desc, p->a, p->b, p->c, p->c,
-                                                           preference, 1, &found, &count);
-    p->is_found = status == CUBLAS_STATUS_SUCCESS && count > 0;
-    if (p->is_found) p->algorithm = found.algo;
+                                                           preference, NUM_TRIED, p->found,
+                                                           &p->num_found);
+    if (status != CUBLAS_STATUS_SUCCESS) p->num_found = 0;
+    if (p->num_found > 0) p->algorithm = p->found[0].algo;
     LT(cublasLtMatmulPreferenceDestroy(preference));
+}
+static Choice choice_of(const Plan *p) {
+    Choice c;
+    memset(&c, 0, sizeof c); // compared byte by byte
+    snprintf(c.card, sizeof c.card, "%s, %s", device.name, PRECISION_NAME);
+    c.version = cublasLtGetVersion() * 2 + (size_t)matmul_tf32;
+    c.product = p->product;
+    c.algorithm = p->algorithm;
+    return c;
 }
 static Plan *plan_of(Product q) { // NULL: cuBLASLt has no kernel for it
     int i = 0;
@@ -1790,17 +1811,64 @@ static Plan *plan_of(Product q) { // NULL: cuBLASLt has no kernel for it
         plans[num_plans].product = q;
         plan_make(&plans[num_plans++]);
     }
-    return plans[i].is_found ? &plans[i] : NULL;
+    return plans[i].num_found > 0 ? &plans[i] : NULL;
+}
+static void plan_multiply(Plan *p, void *d, const void *a, const void *b, const void *c) {
+    float alpha = 1, beta = c != NULL ? 1 : 0;
+    LT(cublasLtMatmul(lt, p->desc, &alpha, a, p->a, b, p->b, &beta, c != NULL ? c : d, p->c, d,
+                      p->c, &p->algorithm, lt_workspace, LT_WORKSPACE_BYTES, stream));
+}
+// Times every algorithm found on operands that repeating the product does not change.
+static void plan_tune(Plan *p, void *d, const void *a, const void *b, const void *c) {
+    const size_t key = offsetof(Choice, algorithm);
+    Choice own = choice_of(p);
+    p->is_tuned = 1;
+    for (size_t i = 0; i < tune.count; i++) if (!memcmp(&tune.choices[i], &own, key)) {
+        p->algorithm = tune.choices[i].algorithm;
+        return;
+    }
+    double best_ms = INFINITY;
+    int64_t best = 0;
+    for (int i = 0; i < p->num_found; i++) {
+        p->algorithm = p->found[i].algo;
+        for (int k = 0; k < 5; k++) { // the first is slower
+            dev_stamp(0);
+            plan_multiply(p, d, a, b, c);
+            dev_stamp(1);
+            double ms = dev_stamps_ms(0, 1);
+            if (k > 0 && ms < best_ms) { best_ms = ms; best = i; }
+        }
+    }
+    if (rank > 0) best = -1;
+    comm_max_int(&best, 1);
+    p->algorithm = p->found[best].algo;
+    own = choice_of(p);
+    FILE *file = rank == 0 ? fopen(tune.path, "ab") : NULL;
+    if (rank == 0 && (file == NULL || fwrite(&own, sizeof own, 1, file) != 1))
+        warn("%s: %s: a resumed run may choose other algorithms", tune.path, strerror(errno));
+    if (file != NULL) fclose(file);
+}
+// Until it is called with NULL, products are tuned: by all ranks, which make the same ones.
+static void matmul_tune(const char *path) {
+    tune.path = path;
+    FILE *file = path != NULL ? fopen(path, "rb") : NULL;
+    Choice c;
+    for (tune.count = 0; file != NULL && fread(&c, sizeof c, 1, file) == 1; tune.count++) {
+        tune.choices = (Choice *)host_grow(tune.choices, (tune.count + 1) * sizeof c);
+        tune.choices[tune.count] = c;
+    }
+    if (file != NULL) fclose(file);
+    int64_t count = (int64_t)tune.count;
+    comm_max_int(&count, 1); // nobody writes before all have read
 }
 // d = a b + beta c; c is d where the product adds to what is there
 static void plan_run(Plan *p, void *d, const void *a, const void *b, const void *c,
                      const void *bias, const floatX *aux) {
     const Product *q = &p->product;
-    float alpha = 1, beta = c != NULL ? 1 : 0;
     if (q->has_bias || q->has_bias_gradient) LT_SET(p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
     if (q->has_gelu || q->has_dgelu) LT_SET(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux);
-    LT(cublasLtMatmul(lt, p->desc, &alpha, a, p->a, b, p->b, &beta, c != NULL ? c : d, p->c, d,
-                      p->c, &p->algorithm, lt_workspace, LT_WORKSPACE_BYTES, stream));
+    if (tune.path != NULL && !p->is_tuned && c != d) plan_tune(p, d, a, b, c);
+    plan_multiply(p, d, a, b, c);
     if (IS_TEST) dev_sync();
     matmul_flops += 2 * (double)q->m * (double)q->n * (double)q->k;
 }
@@ -5773,6 +5841,19 @@ static void run_compare(const Run *run, uint64_t step) {
           "the same files: this one checkpoint step %" PRIu64 ", training data of %" PRIu64
           " tokens with CRC %08x", step, run->train.count, run->train.crc);
 }
+// A pass on tokens 0 whose gradients nobody uses: it makes every product of the training once.
+static void run_tune(Run *run) {
+    Model *model = &run->model;
+    size_t B = model->B, T = model->T;
+    char *path = text_of("%s/matmul.tuned", run->flags.out);
+    matmul_tune(path);
+    gpt_forward(model, model->tokens, B, T);
+    gpt_head(model, model->tokens + B * T, B * T, 1, 0);
+    gpt_backward(model, model->tokens, B, T, 0);
+    dev_sync();
+    matmul_tune(NULL);
+    free(path);
+}
 // From flags to a run that is ready: everything that can be refused is refused here.
 static void run_open(Run *run, const Flags *given) {
     run->flags = *given;
@@ -5827,6 +5908,7 @@ static void run_open(Run *run, const Flags *given) {
     else gpt_init_weights(model, (uint64_t)f->seed);
     st_close(&init);
     if (!is_training) return;
+    if (f->tune_matmul) run_tune(run);
     run->peak_flops = dev_peak_flops() * ranks;
     log_open(run);
     run_banner(run);

@@ -218,6 +218,7 @@ Matrix matrix(const void* p, const Layout& l, bool transposed) {
 } // namespace
 
 extern "C" {
+size_t cublasLtGetVersion() { return CUBLAS_VERSION; }
 const char* cublasLtGetStatusString(cublasStatus_t status) {
     return status == CUBLAS_STATUS_SUCCESS ? "success" : "an error of the emulated cuBLASLt";
 }

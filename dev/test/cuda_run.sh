@@ -135,6 +135,17 @@ test_cuda_recompute_levels_give_the_same_bits() {
     done
     near 2e-3 fused/log.jsonl 0/log.jsonl
 }
+test_cuda_tunes_products_once_for_a_run() {
+    local before
+    text
+    run "$cuda" $shape --steps 2 --out untuned
+    run mpirun -np 2 "$cuda" $shape --steps 2 --tune_matmul 1 --out out
+    cmp untuned/step_00000002/model.safetensors out/step_00000002/model.safetensors  # one algorithm
+    before=$(cksum out/matmul.tuned)
+    [ "$(stat -c %s out/matmul.tuned)" -ge 1000 ] || fail "no choices were kept"
+    run "$cuda" --resume --steps 3 --out out
+    [ "$before" = "$(cksum out/matmul.tuned)" ] || fail "a resumed run chose again"
+}
 test_cuda_waits_for_the_gpu_once_a_step() {
     local few many
     text
