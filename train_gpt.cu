@@ -1797,7 +1797,7 @@ static void plan_make(Plan *p) {
 static Choice choice_of(const Plan *p) {
     Choice c;
     memset(&c, 0, sizeof c); // compared byte by byte
-    snprintf(c.card, sizeof c.card, "%s, %s", device.name, PRECISION_NAME);
+    snprintf(c.card, sizeof c.card, "%.48s, %s", device.name, PRECISION_NAME);
     c.version = cublasLtGetVersion() * 2 + (size_t)matmul_tf32;
     c.product = p->product;
     c.algorithm = p->algorithm;
