@@ -238,7 +238,9 @@ INLINE void transpose(Vec r[VL]) {
 #else
 #define CPU_NEEDS(has) NULL
 #endif
-// Messages between processes, bare; section 9 gives them their meaning.
+// Messages between processes, bare; section 9 gives them their meaning. MPI counts in int; one size
+// for all keeps long messages tested.
+enum { MESSAGE_BYTES = 1 << 20 };
 #ifdef USE_MPI
 #include <mpi.h>
 static MPI_Request *net_requests = NULL;
@@ -2393,9 +2395,8 @@ static void comm_init(void) {
         omp_set_num_threads(share > 1 ? share : 1);
 }
 static void comm_post(void *x, size_t bytes, int peer, int is_send) {
-    enum { CHUNK = 1 << 20 }; // MPI counts in int; one size for all keeps long messages tested
-    for (size_t at = 0; at < bytes; at += CHUNK)
-        net_post((char *)x + at, (int)min_size(CHUNK, bytes - at), peer, is_send);
+    for (size_t at = 0; at < bytes; at += MESSAGE_BYTES)
+        net_post((char *)x + at, (int)min_size(MESSAGE_BYTES, bytes - at), peer, is_send);
     if (is_send) comm_sent_bytes += bytes;
 }
 static void comm_wait(void) { // what follows, comes after what was started

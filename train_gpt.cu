@@ -215,6 +215,7 @@ BOTH floatX fX_random(float value, uint32_t random) {
     memcpy(&rounded, &bits, sizeof rounded);
     return fX(isfinite(value) ? rounded : value);
 }
+enum { MESSAGE_BYTES = 1 << 30 }; // MPI counts in int; NCCL wants few long messages
 // Messages between processes, bare; 5.3 gives them their meaning. Each call of NCCL returns NULL,
 // or what went wrong.
 #ifdef USE_MPI
@@ -1773,9 +1774,10 @@ static void plan_make(Plan *p) {
     LT_SET(p, CUBLASLT_MATMUL_DESC_TRANSA, ta);
     LT_SET(p, CUBLASLT_MATMUL_DESC_TRANSB, tb);
     LT_SET(p, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue);
+    const void *unknown = lt_workspace; // the true ones are set before each product
+    if (q->has_bias || q->has_bias_gradient) LT_SET(p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, unknown);
     if (q->has_gelu || q->has_dgelu) {
         int64_t ld = (int64_t)q->m;
-        const void *unknown = lt_workspace; // the true one is set before each product
         LT_SET(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, ld);
         LT_SET(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, unknown);
     }
@@ -3290,9 +3292,8 @@ static void comm_init(void) {
         omp_set_num_threads(share > 1 ? share : 1);
 }
 static void comm_post(void *x, size_t bytes, int peer, int is_send) {
-    enum { CHUNK = 1 << 20 }; // MPI counts in int; one size for all keeps long messages tested
-    for (size_t at = 0; at < bytes; at += CHUNK)
-        net_post((char *)x + at, (int)min_size(CHUNK, bytes - at), peer, is_send);
+    for (size_t at = 0; at < bytes; at += MESSAGE_BYTES)
+        net_post((char *)x + at, (int)min_size(MESSAGE_BYTES, bytes - at), peer, is_send);
     if (is_send) comm_sent_bytes += bytes;
 }
 static void comm_wait(void) { // what follows, comes after what was started
