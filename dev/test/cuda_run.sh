@@ -77,10 +77,17 @@ test_cuda_gives_the_same_bits_on_1_2_and_4_ranks() {
     run mpirun -np 2 "$cuda" $shape --steps 3 --zero 0 --out whole
     cmp 1/step_00000003/model.safetensors whole/step_00000003/model.safetensors
 }
-test_cuda_on_3_ranks_sends_two_units() {   # 2 (P - 1) / P times the gradients or the weights
+# ZeRO-1 sends its gradients but its own shard, and its shard of the weights to all others: of 256
+# parts rank 0 of 3 owns 85, so 171 parts of 4 bytes and 2 x 85 of 2 bytes in each step.
+test_cuda_sends_what_zero_1_has_to() {
+    local one=${shape/--total_batch_tokens 192/} gradients want
     text
-    run mpirun -np 3 "$cuda" ${shape/--total_batch_tokens 192/} --steps 2 --out out
-    [ -d out/step_00000002 ] || fail "no checkpoint"
+    run mpirun -np 3 "$cuda" $one --steps 2 --out out
+    run "$cuda" $one --plan --json --out plan
+    gradients=$(field gradients stdout)
+    want=$((2 * gradients / 4 / 256 * (171 * 4 + 2 * 85 * 2)))
+    [ "$(field sent_bytes out/log.jsonl)" = $want ] ||
+        fail "sent $(field sent_bytes out/log.jsonl) bytes, want $want"
 }
 test_cuda_gives_the_same_bits_in_any_order_of_streams() {
     local seed
