@@ -114,6 +114,7 @@ fuzz: $(B)/train_gpt
 coverage: $(B)/train_gpt
 	$(FUZZ) -O0 -fprofile-instr-generate -fcoverage-mapping -o $(B)/fuzz_coverage
 	@B=$(B) dev/test/fuzz.sh --coverage $(B)/fuzz_coverage
+ladders: ; @dev/cuda/ladders.sh
 tidy sync:
 	@dev/$@.sh
 
@@ -129,5 +130,5 @@ clean:
 help:
 	@sed -n '1,3p' Makefile; grep -E '^[a-z -]+:' Makefile | sed 's/:.*//' | tr '\n' ' '; echo
 
-.PHONY: all run test test-all check-hf cuda deps emu test-cuda test-cuda-all test-emu ladders-cpu tidy sync bench \
-        bench-mpi reference fuzz coverage clean help FORCE
+.PHONY: all run test test-all check-hf cuda deps emu test-cuda test-cuda-all test-emu ladders-cpu \
+        ladders tidy sync bench bench-mpi reference fuzz coverage clean help FORCE

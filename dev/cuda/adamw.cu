@@ -76,7 +76,7 @@ static void climb(const size_t *shape) {
     l.elements = (double)count, l.bytes = (double)(count * (28 + sizeof(floatX)));
     ladder_output(&l, weights, stored + 8 * unit), ladder_output(&l, masters, 8 * unit);
     ladder_output(&l, means, 8 * unit), ladder_output(&l, squares, 8 * unit);
-    LADDER_CLIMB(&l, rungs);
+    ladder_climb(&l, rungs);
 }
 int main(int argc, char **argv) {
     static const size_t awkward[] = { 517 }, emulated[] = { 16384 };

@@ -123,7 +123,7 @@ static void climb(const size_t *shape) {
     l.elements = (double)(B * T * C), l.bytes = 8.0 * (double)(B * T * C * sizeof(floatX));
     l.flops = 5.0 * (double)(B * T * C) * (double)(T + 1); // half of the square, five products
     ladder_output(&l, dx, 3 * stored + 64 * unit * sqrt((double)HS));
-    LADDER_CLIMB(&l, rungs);
+    ladder_climb(&l, rungs);
     ops_free(), cpu::ops_free();
 }
 int main(int argc, char **argv) {

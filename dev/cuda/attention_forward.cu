@@ -6,8 +6,7 @@
 //   warps       a warp for a group of keys, 2 channels to a lane: keys are read in pieces of 128
 //               bytes, 5 shuffles sum a score. The shipped kernel for other heads, and for fp32
 //   one buffer  tensor cores: 128 queries to a block, tiles of 64 keys in swizzled shared memory by
-//               cp.async, scores in registers; a tile is multiplied when it has arrived, so copies
-//               and products take turns
+//               cp.async, scores in registers; copies and products take turns
 //   shipped     two buffers: the next tile is on its way while this one is multiplied; queries stay
 //               in registers
 #include "ladder.h"
@@ -96,8 +95,8 @@ one_buffer_kernel(floatX *out, float *lse, const floatX *qkv, int T, int C, int 
     const floatX *q = qkv + (size_t)(head / NH * T) * 3 * C + head % NH * HS;
     floatX *own = rows + (row - first) * HS;
     uint32_t x[2][HS / 16][4];
-    float acc[2][HS / 8][4] = {}, sum[2][2] = {};
-    float max[2][2] = { { -INFINITY, -INFINITY }, { -INFINITY, -INFINITY } };
+    float acc[2][HS / 8][4] = {}, sum[2][2] = {}, max[2][2];
+    for (int i = 0; i < 4; i++) max[i / 2][i % 2] = -INFINITY;
     att_load<HS, ROWS>(rows, q, 3 * C, first, T);
     for (int key = 0; key < end; key += KEYS) {
         att_load<HS, KEYS>(keys, q + C, 3 * C, key, T);
@@ -141,7 +140,7 @@ static void climb(const size_t *shape) {
     l.flops = 2.0 * (double)(B * T * C) * (double)(T + 1); // half of the square, two products
     double sum = 64 * unit * sqrt((double)HS); // scores are up to 4 sqrt(HS)
     ladder_output(&l, y, 2 * stored + sum), ladder_output(&l, z, sum);
-    LADDER_CLIMB(&l, rungs);
+    ladder_climb(&l, rungs);
     ops_free(), cpu::ops_free();
 }
 int main(int argc, char **argv) {

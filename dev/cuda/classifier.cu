@@ -98,7 +98,7 @@ static void climb(const size_t *shape) {
     l.elements = (double)(N * V), l.bytes = 2.0 * (double)(N * Vp * sizeof(floatX));
     ladder_output(&l, x, stored + 32 * unit + 4 * unit * sqrt((double)V));
     ladder_output(&l, loss, 16 * unit + 4 * unit * sqrt((double)V));
-    LADDER_CLIMB(&l, rungs);
+    ladder_climb(&l, rungs);
     dev_free(tokens), free(host);
 }
 int main(int argc, char **argv) {

@@ -77,7 +77,7 @@ static void climb(const size_t *shape) {
     snprintf(l.shape, sizeof l.shape, "N=%zu OC=%zu", N, C);
     l.elements = (double)(N * C), l.bytes = (double)(N * C * sizeof(floatX));
     ladder_output(&l, sum, 4 * unit * sqrt((double)N));
-    LADDER_CLIMB(&l, rungs);
+    ladder_climb(&l, rungs);
     ops_free(), cpu::ops_free();
 }
 int main(int argc, char **argv) {

@@ -5,9 +5,9 @@
 //               though a text has a fraction of the vocabulary in it
 //   atomics     a thread for a value of dout, atomicAdd: work for everybody, but the frequent
 //               tokens' rows are queued for, and the order of additions is left to chance
-//   shipped     a block for each token that is the first of its kind (found by an atomicMin, whose
-//               result does not depend on the order) looks for the others behind it, and adds them
-//               in order: the same bits every time, and no token that is not there costs anything
+//   shipped     a block for each token that is the first of its kind looks for the others behind
+//               it, and adds them in order: the same bits every time, and a token that is not there
+//               costs nothing. atomicMin finds the first ones: its result depends on no order
 #include "ladder.h"
 
 static size_t B, T, C, V, N;
@@ -71,7 +71,7 @@ static void climb(const size_t *shape) {
     l.bytes = (double)(N * C * sizeof(floatX)) + 4.0 * (double)(T * C);
     ladder_output(&l, wte, 4 * unit * sqrt((double)N));
     ladder_output(&l, wpe, 4 * unit * sqrt((double)B));
-    LADDER_CLIMB(&l, rungs);
+    ladder_climb(&l, rungs);
     ops_free(), dev_free(tokens), free(host);
 }
 int main(int argc, char **argv) {

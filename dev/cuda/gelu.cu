@@ -61,7 +61,7 @@ static void climb(const size_t *shape) {
     l.elements = (double)count, l.bytes = 5.0 * (double)(count * sizeof(floatX));
     ladder_output(&l, y, stored + 8 * unit);
     ladder_output(&l, dx, stored + 64 * unit);
-    LADDER_CLIMB(&l, rungs);
+    ladder_climb(&l, rungs);
 }
 int main(int argc, char **argv) {
     static const size_t awkward[] = { 8 * 77 }, emulated[] = { 16384 }, full[] = { 65536 * 3072 };

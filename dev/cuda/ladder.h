@@ -14,48 +14,7 @@
 //             and bank conflicts of ldmatrix
 //   argument  --small: the awkward shape alone, for the race build
 #pragma once
-#define GPT_NO_MAIN
-#include <assert.h>
-#include <ctype.h>
-#include <dirent.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <glob.h>
-#include <inttypes.h>
-#include <math.h>
-#include <pthread.h>
-#include <setjmp.h>
-#include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/file.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <time.h>
-#include <unistd.h>
-#ifdef _OPENMP
-#include <omp.h>
-#endif
-#undef PRECISION_BF16 // what train_gpt.cu does unless told otherwise
-#ifdef __CUDACC__
-#pragma nv_diagnostic push
-#pragma nv_diag_suppress 1675 // #pragma GCC unroll
-#endif
-namespace cpu { // the reference, in fp64; first, as the other program's names would hide in it
-#define PRECISION_FP64
-#include "../../train_gpt.c"
-#undef PRECISION_FP64
-}
-#ifdef __CUDACC__
-#pragma nv_diagnostic pop
-#endif
-#undef PROGRAM_NAME
-#undef PRECISION_NAME
-#include "../../train_gpt.cu" // the last rungs
+#include "both.h"
 #ifdef EMULATED
 enum { IS_EMULATED = 1 };
 #else
@@ -88,10 +47,6 @@ static void *cold = NULL;      // what is written to empty the L2 cache
 static size_t cold_bytes;
 
 // --- arrays ---
-static void put(double *x, double value) { *x = value; }
-static void put(float *x, double value) { *x = (float)value; }
-static void put(__half *x, double value) { *x = __float2half_rn((float)value); }
-static void put(__nv_bfloat16 *x, double value) { *x = __float2bfloat16_rn((float)value); }
 static double get(double x) { return x; }
 template <class Type> static double get(Type x) { return (double)f32(x); }
 // The same numbers twice: at dev for the rungs, at cpu in double for the reference.
@@ -105,7 +60,7 @@ template <class Type> struct Array {
         dev = (Type *)dev_alloc(count * sizeof(Type), "a ladder");
         start = (Type *)dev_alloc(count * sizeof(Type), "a ladder");
         for (size_t i = 0; i < count; i++) {
-            put(&host[i], offset + scale * (2 * hash_uniform(seed, i) - 1));
+            host[i] = Type((float)(offset + scale * (2 * hash_uniform(seed, i) - 1)));
             cpu[i] = get(host[i]);
         }
         to_dev(start, host, count * sizeof(Type));
@@ -171,11 +126,13 @@ static double rung_us(const Rung *rung) {
     return 1e3 * dev_stamps_ms(0, 1);
 }
 static int by_value(const void *a, const void *b) {
-    return (*(const double *)a > *(const double *)b) - (*(const double *)a < *(const double *)b);
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
 }
 static void ladder_time(const Ladder *l, const Rung *rungs, int count) {
     static double us[MAX_RUNGS][MANY];
     int times[MAX_RUNGS] = { 0 };
+    assert(count <= MAX_RUNGS);
     double spent[MAX_RUNGS] = { 0 }, peak = dev_peak_flops();
     for (int turn = 0; turn < MANY; turn++) for (int r = 0; r < count; r++) {
         if (turn >= FEW && spent[r] > BUDGET_US) continue;
@@ -190,14 +147,13 @@ static void ladder_time(const Ladder *l, const Rung *rungs, int count) {
                1e-6 * l->flops / t, 100 * bound / t);
     }
 }
-static void ladder_climb(const Ladder *l, const Rung *all, size_t count) {
-    Rung rungs[MAX_RUNGS];
+template <int count> static void ladder_climb(const Ladder *l, const Rung (&all)[count]) {
+    Rung rungs[count];
     int used = 0, wrong = 0;
-    assert(count <= MAX_RUNGS);
-    for (size_t r = 0; r < count; r++) if (HAS_MMA || !all[r].needs_mma) rungs[used++] = all[r];
-    printf("\n%s: %s, %s, %s\n%-14s %10s %9s %9s %9s %9s %9s\n", l->op, l->shape, PRECISION_NAME,
-           IS_EMULATED ? "emulated" : device.name, "rung", "error", "of bar", "launches",
-           "barriers", "warp ops", "conflicts");
+    for (int r = 0; r < count; r++) if (HAS_MMA || !all[r].needs_mma) rungs[used++] = all[r];
+    printf("\n%s: %s, %s, %s\n%-14s %10s %9s", l->op, l->shape, PRECISION_NAME,
+           IS_EMULATED ? "emulated" : device.name, "rung", "error", "of bar");
+    printf("%s", IS_EMULATED ? "  launches  barriers  warp ops conflicts\n" : "\n");
     for (int r = 0; r < used; r++) {
         double error, worst = rung_check(l, &rungs[r], &error), k = 1e3 / l->elements;
         printf("%-14s %10.1e %9.2f", rungs[r].name, error, worst);
@@ -212,7 +168,6 @@ static void ladder_climb(const Ladder *l, const Rung *all, size_t count) {
     if (!IS_EMULATED && wrong == 0) ladder_time(l, rungs, used);
     fflush(stdout);
 }
-#define LADDER_CLIMB(ladder, rungs) ladder_climb(ladder, rungs, sizeof(rungs) / sizeof *(rungs))
 
 // --- main of a ladder ---
 static void ladder_start(void) {

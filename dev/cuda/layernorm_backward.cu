@@ -1,14 +1,14 @@
 // layernorm_backward.cu: a ladder for layernorm_backward, section 6.2.
 //   naive       a thread for a row of dinp, then a thread for a column of dweight and dbias: only C
 //               threads, each of which walks through all rows
-//   atomics     a warp for a row of dinp, by shuffles; dweight and dbias by atomicAdd: the whole
+//   atomics     a warp for a row of dinp, which adds to dweight and dbias by atomicAdd: the whole
 //               GPU works on them, but N threads queue for each address, and the order of a sum,
 //               so its bits, differs from run to run
-//   two passes  a warp for a row of dinp; then column sums by slices of rows, added in order: no
+//   two passes  a warp for a row of dinp, then column sums by slices of rows, added in order: no
 //               queue, the same bits. dout and inp are read twice. Shipped once, and still where
 //               rows are too long for registers
-//   shipped     one pass: a warp keeps its sums for dweight and dbias in registers over all its
-//               rows, so dout and inp come from memory once: 4 values moved instead of 6
+//   shipped     a warp keeps its sums for dweight and dbias in registers over all its rows: in one
+//               pass dout and inp come from memory once: 4 values moved instead of 6
 #include "ladder.h"
 
 static size_t N, C;
@@ -107,7 +107,7 @@ static void climb(const size_t *shape) {
     double wide = 16 * unit * sqrt((double)C), high = 16 * unit * sqrt((double)N);
     ladder_output(&l, dx, 2 * stored + wide);
     ladder_output(&l, dw, wide + high), ladder_output(&l, db, wide + high);
-    LADDER_CLIMB(&l, rungs);
+    ladder_climb(&l, rungs);
     ops_free();
 }
 int main(int argc, char **argv) {

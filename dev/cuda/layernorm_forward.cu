@@ -107,7 +107,7 @@ static void climb(const size_t *shape) {
     double sum = 8 * unit * sqrt((double)C); // of C values in fp32
     ladder_output(&l, y, stored + sum);
     ladder_output(&l, mu, sum), ladder_output(&l, scale, sum);
-    LADDER_CLIMB(&l, rungs);
+    ladder_climb(&l, rungs);
 }
 int main(int argc, char **argv) {
     static const size_t awkward[] = { 13, 72 }, emulated[] = { 64, 256 }, full[] = { 65536, 768 };

@@ -1,7 +1,7 @@
 // sum.cu: a ladder for sum_squares, section 6.8, the norm of the gradients: out[k] = the sum of
 // squares of part k, in double. A rank has up to 256 parts in each layer.
 //   naive       a thread for a part: 256 threads, far apart in memory, on the whole GPU
-//   atomics     blocks all over x; each adds its sum to its part's by atomicAdd of doubles: every
+//   atomics     blocks all over x, each adds its sum to its part's by atomicAdd of doubles: every
 //               multiprocessor reads at full speed, but the order of additions is left to chance
 //   tree        a block for a part, its sums halved in shared memory: the same bits every time, but
 //               a barrier for each of eight halvings, in which ever fewer threads work
@@ -70,7 +70,7 @@ static void climb(const size_t *shape) {
     snprintf(l.shape, sizeof l.shape, "%zu parts of %zu", parts, step);
     l.elements = (double)(parts * step), l.bytes = 4.0 * (double)(parts * step);
     ladder_output(&l, sums, 0x1p-53 * (double)step);
-    LADDER_CLIMB(&l, rungs);
+    ladder_climb(&l, rungs);
 }
 int main(int argc, char **argv) {
     static const size_t awkward[] = { 5, 333 }, emulated[] = { 16, 4096 };
