@@ -144,7 +144,7 @@ static void climb(const size_t *shape) {
     ops_free(), cpu::ops_free();
 }
 int main(int argc, char **argv) {
-    static const size_t awkward[] = { 2, 37, 2 }, emulated[] = { 1, 200, 1 };
+    static const size_t awkward[] = { 2, 133, 2 }, emulated[] = { 1, 200, 1 };
     static const size_t full[] = { 8, 1024, 12 };
     return ladder_main(argc, argv, climb, awkward, emulated, full);
 }

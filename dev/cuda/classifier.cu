@@ -102,6 +102,6 @@ static void climb(const size_t *shape) {
     dev_free(tokens), free(host);
 }
 int main(int argc, char **argv) {
-    static const size_t awkward[] = { 3, 257 }, emulated[] = { 16, 5000 }, full[] = { 512, 50257 };
+    static const size_t awkward[] = { 3, 257 }, emulated[] = { 16, 9001 }, full[] = { 512, 50257 };
     return ladder_main(argc, argv, climb, awkward, emulated, full);
 }

@@ -81,7 +81,7 @@ static void climb(const size_t *shape) {
     ops_free(), cpu::ops_free();
 }
 int main(int argc, char **argv) {
-    static const size_t awkward[] = { 13, 72 }, emulated[] = { 300, 256 };
+    static const size_t awkward[] = { 2061, 72 }, emulated[] = { 300, 256 };
     static const size_t full[] = { 65536, 3072 };
     return ladder_main(argc, argv, climb, awkward, emulated, full);
 }

@@ -75,7 +75,7 @@ static void climb(const size_t *shape) {
     ops_free(), dev_free(tokens), free(host);
 }
 int main(int argc, char **argv) {
-    static const size_t awkward[] = { 3, 25, 72, 30 }, emulated[] = { 4, 64, 256, 300 };
+    static const size_t awkward[] = { 3, 125, 72, 30 }, emulated[] = { 4, 64, 256, 300 };
     static const size_t full[] = { 64, 1024, 768, 50257 };
     return ladder_main(argc, argv, climb, awkward, emulated, full);
 }

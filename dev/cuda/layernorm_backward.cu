@@ -111,6 +111,6 @@ static void climb(const size_t *shape) {
     ops_free();
 }
 int main(int argc, char **argv) {
-    static const size_t awkward[] = { 13, 72 }, emulated[] = { 64, 256 }, full[] = { 65536, 768 };
+    static const size_t awkward[] = { 2061, 72 }, emulated[] = { 64, 256 }, full[] = { 65536, 768 };
     return ladder_main(argc, argv, climb, awkward, emulated, full);
 }

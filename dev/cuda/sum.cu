@@ -73,7 +73,7 @@ static void climb(const size_t *shape) {
     ladder_climb(&l, rungs);
 }
 int main(int argc, char **argv) {
-    static const size_t awkward[] = { 5, 333 }, emulated[] = { 16, 4096 };
+    static const size_t awkward[] = { 5, 1333 }, emulated[] = { 16, 4096 };
     static const size_t full[] = { 256, 27696 }; // a layer of 124M
     return ladder_main(argc, argv, climb, awkward, emulated, full);
 }
