@@ -28,6 +28,9 @@
 #ifdef _OPENMP
 #include <omp.h>
 #endif
+#ifdef USE_MPI
+#include <mpi.h>
+#endif
 #undef PRECISION_BF16 // what train_gpt.cu does unless told otherwise
 #ifdef __CUDACC__
 #pragma nv_diagnostic push

@@ -135,7 +135,7 @@ static void ladder_time(const Ladder *l, const Rung *rungs, int count) {
     assert(count <= MAX_RUNGS);
     double spent[MAX_RUNGS] = { 0 }, peak = dev_peak_flops();
     for (int turn = 0; turn < MANY; turn++) for (int r = 0; r < count; r++) {
-        if (turn >= FEW && spent[r] > BUDGET_US) continue;
+        if (turn >= FEW && ranks == 1 && spent[r] > BUDGET_US) continue;
         spent[r] += us[r][times[r]++] = rung_us(&rungs[r]);
     }
     printf("%-14s %10s %9s %9s %9s\n", "time", "us", "GB/s", "TFLOP/s", "% bound");
