@@ -47,3 +47,7 @@ namespace cpu {
 #undef PROGRAM_NAME
 #undef PRECISION_NAME
 #include "../../train_gpt.cu"
+// Half an ulp of 1: what an operation in fp32, or a store in floatX, may be off by.
+static const double unit = 0x1p-24;
+static const double stored = sizeof(floatX) == 4 ? 0x1p-24 : PRECISION_NAME[0] == 'b' ? 0x1p-8
+                                                                                     : 0x1p-11;

@@ -23,9 +23,6 @@ namespace emu { static struct { long launches, barriers, warp_ops, ldmatrix_conf
 #endif
 
 enum { MAX_OUTPUTS = 4, MAX_RUNGS = 8, FEW = 3, MANY = 20, BUDGET_US = 500000 };
-static const double unit = 0x1p-24; // half an ulp of 1: an operation in fp32
-static const double stored = sizeof(floatX) == 4 ? 0x1p-24 : PRECISION_NAME[0] == 'b' ? 0x1p-8
-                                                                                     : 0x1p-11;
 typedef struct { const char *name; void (*run)(void); int needs_mma; } Rung;
 typedef struct Output {
     void *dev, *start;    // what the rungs write; what it holds before

@@ -1,46 +1,12 @@
 // ops_test.cu: every op of train_gpt.cu, and whole models, beside train_gpt.c in fp64 on random
-// inputs that both can hold. Both programs are in it: the CPU's in namespace cpu.
+// inputs that both can hold.
 //   build   nvcc -arch=native -DDEV_MANAGED dev/cuda/ops_test.cu -o ops_test -lcublasLt
 //           dev/emu/build.sh build/ops_test fast dev/cuda/ops_test.cu -DDEV_MANAGED      (no GPU)
 //   prints  op, shape, error, bar; exits with 1 where an error is over its bar, or NaN
 //   error   relative to the largest element; of a model's gradients that of the norm, by tensor
-#define GPT_NO_MAIN
-#include <assert.h>
-#include <ctype.h>
-#include <dirent.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <glob.h>
-#include <inttypes.h>
-#include <math.h>
-#include <pthread.h>
-#include <setjmp.h>
-#include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/file.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <time.h>
-#include <unistd.h>
-#undef PRECISION_BF16 // what train_gpt.cu does unless told otherwise
-namespace cpu { // first: what follows it cannot hide in it
-#define PRECISION_FP64
-#include "../../train_gpt.c"
-#undef PRECISION_FP64
-}
-#undef PROGRAM_NAME
-#undef PRECISION_NAME
-#include "../../train_gpt.cu"
+#include "both.h"
 
 // --- tools ---
-static const double unit = 0x1p-24; // half an ulp of 1, of fp32; stored: of floatX
-static const double stored = sizeof(floatX) == 4 ? 0x1p-24 : PRECISION_NAME[0] == 'b' ? 0x1p-8
-                                                                                     : 0x1p-11;
 static int num_passed = 0, num_failed = 0;
 static char shape[128]; // of the case in hand, for the report
 

@@ -19,7 +19,8 @@ emulated() {
     while [ $# -gt 0 ] && [[ $1 == *=* ]]; do settings+=("$1"); shift; done
     cd "$root"
     name=${file##*/} program=$out/${name%.*}_${mode}_$precision
-    newest=$(ls -tL "$file" train_gpt.c* dev/emu/*.* "$program" 2>/dev/null | head -n 1)
+    newest=$(ls -tL "$file" train_gpt.c* dev/*/*.h dev/emu/*.* "$program" 2>/dev/null |
+             head -n 1)
     [ "$newest" = "$program" ] || dev/emu/build.sh "$program" "$mode" "$file" -DDEV_MANAGED \
         "-DPRECISION_$precision" -Wno-constant-logical-operand
     env "${settings[@]}" "$program" "$@" >"$program.log" 2>&1 || {
