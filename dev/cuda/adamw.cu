@@ -80,6 +80,6 @@ static void climb(const size_t *shape) {
 }
 int main(int argc, char **argv) {
     static const size_t awkward[] = { 517 }, emulated[] = { 16384 };
-    static const size_t full[] = { 12 * 768 * 768 * 12 }; // the layers of 124M
+    static const size_t full[] = { 4 * 12 * 768 * 768 }; // four layers of 124M
     return ladder_main(argc, argv, climb, awkward, emulated, full);
 }

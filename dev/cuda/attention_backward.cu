@@ -112,19 +112,21 @@ static void climb(const size_t *shape) {
     log_scale = (float)M_LOG2E / sqrtf((float)HS);
     ops_init(B, T, C, NH, 0), cpu::ops_init(B, T, C, NH, 0);
     X x(B * T * 3 * C, 1, 2), y(B * T * C), d(B * T * C, 2), dx(B * T * 3 * C);
-    R z(heads * T), square(heads * T * T), dsquare(heads * T * T);
+    R z(heads * T);
+    probs = (float *)dev_alloc(heads * T * T * sizeof(float), "a ladder");
+    dscores = (float *)dev_alloc(heads * T * T * sizeof(float), "a ladder");
     attention_forward(y.dev, z.dev, x.dev, B, T, C, NH);
     cpu::attention_forward(y.cpu, z.cpu, x.cpu, B, T, C, NH);
     cpu::attention_backward(dx.cpu, d.cpu, y.cpu, z.cpu, x.cpu, B, T, C, NH);
     qkv = x.dev, out = y.dev, dout = d.dev, dqkv = dx.dev, lse = z.dev;
-    probs = square.dev, dscores = dsquare.dev, stats = (float2 *)attention_scratch;
+    stats = (float2 *)attention_scratch;
     Ladder l = { "attention_backward" };
     snprintf(l.shape, sizeof l.shape, "B=%zu T=%zu NH=%zu HS=%d", B, T, NH, HS);
     l.elements = (double)(B * T * C), l.bytes = 8.0 * (double)(B * T * C * sizeof(floatX));
     l.flops = 5.0 * (double)(B * T * C) * (double)(T + 1); // half of the square, five products
     ladder_output(&l, dx, 3 * stored + 64 * unit * sqrt((double)HS));
     ladder_climb(&l, rungs);
-    ops_free(), cpu::ops_free();
+    dev_free(probs), dev_free(dscores), ops_free(), cpu::ops_free();
 }
 int main(int argc, char **argv) {
     static const size_t awkward[] = { 2, 133, 2 }, emulated[] = { 1, 200, 1 };

@@ -131,9 +131,10 @@ static void climb(const size_t *shape) {
     log_scale = (float)M_LOG2E / sqrtf((float)HS);
     ops_init(B, T, C, NH, 0), cpu::ops_init(B, T, C, NH, 0);
     X x(B * T * 3 * C, 1, 2), y(B * T * C);
-    R z(heads * T), square(heads * T * T);
+    R z(heads * T);
+    scores = (float *)dev_alloc(heads * T * T * sizeof(float), "a ladder");
     cpu::attention_forward(y.cpu, z.cpu, x.cpu, B, T, C, NH);
-    qkv = x.dev, out = y.dev, lse = z.dev, scores = square.dev;
+    qkv = x.dev, out = y.dev, lse = z.dev;
     Ladder l = { "attention_forward" };
     snprintf(l.shape, sizeof l.shape, "B=%zu T=%zu NH=%zu HS=%d", B, T, NH, HS);
     l.elements = (double)(B * T * C), l.bytes = 4.0 * (double)(B * T * C * sizeof(floatX));
@@ -141,7 +142,7 @@ static void climb(const size_t *shape) {
     double sum = 64 * unit * sqrt((double)HS); // scores are up to 4 sqrt(HS)
     ladder_output(&l, y, 2 * stored + sum), ladder_output(&l, z, sum);
     ladder_climb(&l, rungs);
-    ops_free(), cpu::ops_free();
+    dev_free(scores), ops_free(), cpu::ops_free();
 }
 int main(int argc, char **argv) {
     static const size_t awkward[] = { 2, 133, 2 }, emulated[] = { 1, 200, 1 };

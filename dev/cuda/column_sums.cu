@@ -82,6 +82,6 @@ static void climb(const size_t *shape) {
 }
 int main(int argc, char **argv) {
     static const size_t awkward[] = { 2061, 72 }, emulated[] = { 300, 256 };
-    static const size_t full[] = { 65536, 3072 };
+    static const size_t full[] = { 16384, 3072 };
     return ladder_main(argc, argv, climb, awkward, emulated, full);
 }

@@ -64,6 +64,6 @@ static void climb(const size_t *shape) {
     ladder_climb(&l, rungs);
 }
 int main(int argc, char **argv) {
-    static const size_t awkward[] = { 8 * 77 }, emulated[] = { 16384 }, full[] = { 65536 * 3072 };
+    static const size_t awkward[] = { 8 * 77 }, emulated[] = { 16384 }, full[] = { 8192 * 3072 };
     return ladder_main(argc, argv, climb, awkward, emulated, full);
 }
