@@ -7,8 +7,7 @@
 //               bytes, 5 shuffles sum a score. The shipped kernel for other heads, and for fp32
 //   one buffer  tensor cores: 128 queries to a block, tiles of 64 keys in swizzled shared memory by
 //               cp.async, scores in registers; copies and products take turns
-//   shipped     two buffers: the next tile is on its way while this one is multiplied; queries stay
-//               in registers
+//   shipped     two buffers: the next tile comes while this one is multiplied; q in registers
 #include "ladder.h"
 
 static size_t B, T, C, NH, heads;
@@ -42,9 +41,9 @@ static __global__ void weigh_kernel(floatX *out, const float *scores, const floa
                                     size_t C) {
     size_t c = threadIdx.x, t = blockIdx.x, head = blockIdx.y, channel = head % (C / HS) * HS + c;
     const floatX *v = qkv + head / (C / HS) * T * 3 * C + 2 * C + channel;
+    const float *p = scores + (head * T + t) * T;
     float sum = 0;
-    for (size_t t2 = 0; t2 <= t; t2++)
-        sum += scores[(head * T + t) * T + t2] * f32(v[t2 * 3 * C]);
+    for (size_t t2 = 0; t2 <= t; t2++) sum += p[t2] * f32(v[t2 * 3 * C]);
     out[(head / (C / HS) * T + t) * C + channel] = fX(sum);
 }
 static void run_naive(void) {
@@ -76,8 +75,8 @@ static __global__ void online_kernel(floatX *out, float *lse, const floatX *qkv,
     lse[head * T + t] = (max + log2f(sum)) * (float)M_LN2;
 }
 static void run_online(void) {
-    dim3 grid(grid_of(T, KEYS), (unsigned)heads);
-    online_kernel<<<grid, KEYS, 0, stream>>>(out, lse, qkv, T, C, log_scale);
+    online_kernel<<<dim3(grid_of(T, KEYS), (unsigned)heads), KEYS, 0, stream>>>(out, lse, qkv, T, C,
+                                                                               log_scale);
 }
 static void run_warps(void) {
     attention_forward_plain<<<grid_of(heads * T, 1), ATT_THREADS, 0, stream>>>(
