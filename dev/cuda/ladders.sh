@@ -29,8 +29,8 @@ build() {
         elif [ "$2" = exchange ]; then dev/cuda/build.sh "$exe" dev/cuda/exchange.cu
         else MPI=0 NCCL=0 dev/cuda/build.sh "$exe" "dev/cuda/$2.cu"
         fi >"$exe.log" 2>&1 || { cat "$exe.log" >&2; return 1; }
-        ! grep -i warning "$exe.log" >&2 # one is an error
-        return
+        ! grep -i warning "$exe.log" >&2 || { rm "$exe"; return 1; }
+        return 0
     done
 }
 # has_ranks MODE: says so if not
