@@ -1496,7 +1496,6 @@ static __global__ void token_gradient_kernel(float *dwte, const floatX *dout, co
             for (int k = 0; k < count; k++) sum += f32(dout[(size_t)found[k] * C + i]);
             dwte[(size_t)token * C + i] = sum;
         }
-        __syncthreads(); // found is written again
     }
 }
 static __global__ void position_gradient_kernel(float *dwpe, const floatX *dout, size_t B, size_t T,

@@ -3,13 +3,13 @@
 #   writes    ${OUT:-out/gpu_check}: a log of each part, and summary.txt
 #   parts     build · test_gpt in bf16, fp32, fp16 · resume · ranks on one GPU · compute-sanitizer ·
 #             every op timed (dev/cuda/bench.cu) · training steps of 124M and 1558M · the same step
-#             in PyTorch, where it is installed
+#             in PyTorch, where it is installed · the ladders
 #   settings  PARTS="build tests" runs those only; LIMIT_S=480 seconds in all
 # Parts that fail or do not fit into the time are in the table as such; exit 1 if one failed.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 out=${OUT:-out/gpu_check} limit_s=${LIMIT_S:-480}
-parts=${PARTS:-build tests resume ranks steps bench pytorch sanitizer}
+parts=${PARTS:-build tests resume ranks steps bench pytorch sanitizer ladders}
 mkdir -p "$out" || exit 1
 begin=$(date +%s)
 if ! nvidia-smi >"$out/nvidia-smi.txt" 2>&1; then
@@ -116,6 +116,11 @@ bench() {
     $gpu/bench 8 1024 1600 25 50257 48 | tee "$out/bench_1558M.txt"
     tail -1 "$out/bench_1558M.txt" >&3
 }
+ladders() {
+    dev/cuda/ladders.sh --gpu
+    cp dev/cuda/README.md "$out/ladders.md"
+    echo "table in ladders.md" >&3
+}
 pytorch() {
     python3 -c 'import torch; assert torch.cuda.is_available()' ||
         { echo "no PyTorch with CUDA here: not run" >&3; return; }
@@ -129,5 +134,6 @@ part steps 90 steps
 part bench 60 bench
 part pytorch 120 pytorch
 part sanitizer 60 sanitizer
+part ladders 150 ladders
 row all "$(($(date +%s) - begin)) s"
 exit $failed
