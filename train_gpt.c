@@ -2251,13 +2251,15 @@ static void gpt_init_weights(Model *model, uint64_t seed) {
             const ParamInfo *p = &y->params[i];
             if (p->scope != scope || p->init == INIT_ZERO) continue;
             size_t count = p->file_rows * p->cols;
-            float *drawn = (float *)host_alloc(count * sizeof(float));
+            int in_place = sizeof(real) == sizeof(float); // what is large is not there twice
+            float *drawn = (float *)(in_place ? values + p->offset
+                                              : host_alloc(count * sizeof(float)));
             double std = 0.02;
             if (p->init == INIT_RESIDUAL) std /= sqrt(2.0 * (double)model->config.L);
             if (p->init != INIT_ONE) normal_fill(drawn, count, (float)std, &random);
             for (size_t k = 0; k < count; k++)
                 values[p->offset + k] = p->init == INIT_ONE ? 1 : drawn[k];
-            free(drawn);
+            if (!in_place) free(drawn);
         }
         bucket_to_dev(model, 'w', bucket, values);
         free(values);
