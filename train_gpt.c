@@ -2835,6 +2835,12 @@ static Data data_open(const char *source, const Tokenizer *tokenizer, const char
     if (!is_literal) globfree(&found);
     return d;
 }
+static void data_list(const Data *d, char *out, size_t room) { // as many files as there is room for
+    size_t used = (size_t)snprintf(out, room, "%s", d->num_shards > 0 ? "" : d->source);
+    for (size_t k = 0; k < d->num_shards && used < room; k++)
+        used += (size_t)snprintf(out + used, room - used, "%s%s (%" PRIu64 ")", k ? ", " : "",
+                                 d->shards[k].path, d->shards[k].count);
+}
 // Use the stretch [first, first + count) in windows of T + 1 tokens.
 static void data_cut(Data *d, uint64_t first, uint64_t count, size_t T, const char *use) {
     d->first = first;
@@ -3727,6 +3733,7 @@ enum { WINDOW = 128 };
 typedef struct {
     STATE(STATE_FIELD)
     double window[2 * WINDOW]; // the last applied steps: their losses, then their gradient norms
+    char train_files[512];     // names and tokens, for the message when they changed
 } State;
 
 typedef struct { char group; size_t bucket; int param; char name[128]; uint32_t crc; } SaveItem;
@@ -3900,7 +3907,8 @@ static int ckpt_save(const Model *model, const State *state, const Flags *f,
     STATE(STATE_SAVE)
     text_add(&meta, ",\"window\":\"");
     for (int i = 0; i < 2 * WINDOW; i++) text_add(&meta, "%a ", state->window[i]); // exact
-    text_add(&meta, "\"");
+    text_add(&meta, "\",\"train_files\":");
+    text_add_quoted(&meta, state->train_files);
     late = st_save(state_file, model, "mv", meta.at, &state_crc);
     if (!error) error = late;
     if (!error) error = sync_folder(folder);
@@ -4029,6 +4037,8 @@ static uint64_t ckpt_number(const Ckpt *c, const char *key) {
 static void ckpt_state(const Ckpt *c, State *state) {
 #define STATE_LOAD(name) state->name = ckpt_number(c, #name);
     STATE(STATE_LOAD)
+    const char *files = st_meta(&c->state, "train_files"); // the first release had none
+    snprintf(state->train_files, sizeof state->train_files, "%s", files != NULL ? files : "?");
     const char *text = st_meta(&c->state, "window");
     char *end = (char *)text;
     for (int i = 0; i < 2 * WINDOW && end != NULL; i++) {
@@ -4849,9 +4859,11 @@ static void run_load(Run *run, Ckpt *ckpt, int is_training) {
         int is_same = now.train_crc == run->state.train_crc &&
                       now.train_tokens == run->state.train_tokens;
         check(is_same || run->flags.allow_data_change, EXIT_INPUT, "the training data changed "
-              "since %s: %" PRIu64 " tokens with CRC %08" PRIx64 ", now %" PRIu64 " with %08" PRIx64
-              "; --allow_data_change goes on all the same", ckpt->folder, run->state.train_tokens,
-              run->state.train_crc, now.train_tokens, now.train_crc);
+              "since %s: then %s, %" PRIu64 " tokens with CRC %08" PRIx64 "; now %s, %" PRIu64
+              " with %08" PRIx64 "; --allow_data_change goes on all the same", ckpt->folder,
+              run->state.train_files, run->state.train_tokens, run->state.train_crc,
+              now.train_files, now.train_tokens, now.train_crc);
+        memcpy(run->state.train_files, now.train_files, sizeof now.train_files);
         run->state.train_crc = now.train_crc;
         run->state.train_tokens = now.train_tokens;
         run->saved_step = run->state.step;
@@ -5002,6 +5014,7 @@ static void run_open(Run *run, const Flags *given) {
           "--hellaswag");
     run->state.train_crc = run->train.crc;
     run->state.train_tokens = run->train.count;
+    data_list(&run->train, run->state.train_files, sizeof run->state.train_files);
     matmul_choose(f->matmul, f->gelu_fusion && f->recompute % 3 == 0); // 1, 2: gelu again, alone
     memory_check(model);
     if (is_training && rank == 0) out_claim(run);

@@ -80,6 +80,14 @@ test_09_flipped_bit_in_a_shard_is_noticed_at_resume() {
     flip s.bin 1500
     refused 3 'training data changed.*--allow_data_change' --resume --steps 4
 }
+test_15_other_shards_at_resume_are_refused_with_both_lists() {
+    shard a.bin $(tokens 300)
+    shard b.bin $(tokens 200)
+    good --train '[abc].bin'
+    shard c.bin $(tokens 100)
+    refused 3 'then a.bin .300., b.bin .200., .* now a.bin .300., b.bin .200., c.bin .100., ' \
+        --resume --steps 4
+}
 test_10_vocabularies_that_do_not_fit() {
     shard s.bin $(tokens 39) 300
     bad 3 's\.bin: token 39 is 300.* 257.*bytes' --train s.bin
