@@ -1,7 +1,7 @@
 // test_gpt.c: tests of the trainer, from its ops to the whole model. It includes the program it
 // tests: train_gpt.c, or train_gpt.cu where a CUDA compiler (or dev/emu) reads it.
 //   make test            builds it in fp32 and in fp64 and runs both, then dev/test/*.sh
-//   dev/test/test_cuda.sh           the same for CUDA, emulated on the CPU
+//   make test-cuda       the same for CUDA, emulated on the CPU
 //   ./build/test_gpt attention gelu runs the tests with one of these words in their name
 // A test is a claim. To add one, write a function and add its name to TESTS; see it fail once.
 // Outputs are filled with NaN before the code under test runs; a NaN never passes a comparison.
@@ -806,7 +806,6 @@ static void test_adamw_at_any_count(void) {
 // Without master weights: 1 minus a quarter of the distance to the next bf16 below becomes that one
 // in a quarter of the draws, and which draws is decided by the number of the parameter alone.
 static void test_weights_round_at_random_to_the_right_mean(void) {
-    if (!has_master || is_fp16) { skip_reason = "of bf16 only"; return; }
     enum { COUNT = 4099 };
     floatX *w = make(COUNT, 0, 0, 1);
     real *m = make_nan_real(COUNT), *v = make_nan_real(COUNT), *g = make_nan_real(COUNT);
@@ -829,7 +828,6 @@ static void test_weights_round_at_random_to_the_right_mean(void) {
     test_free(w); test_free(m); test_free(v); test_free(g);
 }
 static void test_narrow_moments_follow_wide_ones(void) { // m and v in bf16, rounded at random
-    if (!has_master || is_fp16) { skip_reason = "of bf16 only"; return; }
     enum { COUNT = 2051, STEPS = 200 };
     floatX *w = make(COUNT, 0, 0, 1), *m = make(COUNT, 0, 0, 0), *v = make(COUNT, 0, 0, 0);
     real *wide_m = make_nan_real(COUNT), *wide_v = make_nan_real(COUNT), *g = make_nan_real(COUNT);
@@ -2255,6 +2253,8 @@ static void test_spikes_are_told_from_noise(void) {
     X(test_classifier_gradient_equals_differences) X(test_model_gradients_equal_differences) \
     X(test_bf16_products_follow_fp32) X(test_gradients_do_not_depend_on_threads)
 #define TESTS_CUDA(X) X(test_gelu_in_a_product_and_beside_it_agree)
+#define TESTS_BF16(X) X(test_weights_round_at_random_to_the_right_mean) \
+    X(test_narrow_moments_follow_wide_ones)
 #define TESTS(X) \
     X(test_gelu_matches_its_tanh_form) \
     X(test_embedding_adds_token_and_position) X(test_layernorm_forward_by_hand) \
@@ -2265,8 +2265,7 @@ static void test_spikes_are_told_from_noise(void) {
     X(test_embedding_backward_adds_repeated_tokens_in_order) \
     X(test_layernorm_equals_sums_in_double) X(test_matmul_backward_equals_sums_in_double) \
     X(test_attention_backward_equals_sums_in_double) X(test_classifier_equals_sums_in_double) \
-    X(test_adamw_at_any_count) X(test_weights_round_at_random_to_the_right_mean) \
-    X(test_narrow_moments_follow_wide_ones) \
+    X(test_adamw_at_any_count) \
     X(test_vectors_add_and_sum_at_any_count) \
     X(test_a_step_twice_gives_the_same_bits) \
     X(test_model_equals_pytorch) X(test_model_equals_larger_pytorch_dump) \
@@ -2315,6 +2314,7 @@ int main(int argc, char **argv) {
     setvbuf(stdout, NULL, _IOLBF, 0);
     dev_check();
     if (is_gpt_cuda) { TESTS_CUDA(RUN) } else { TESTS_CPU(RUN) }
+    if (has_master && !is_fp16) { TESTS_BF16(RUN) }
     TESTS(RUN)
     printf("%d passed, %d failed, %d skipped\n", num_passed, num_failed, num_skipped);
     return num_failed > 0 || num_passed + num_skipped == 0;
