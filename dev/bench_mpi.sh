@@ -3,7 +3,7 @@
 #   usage    make bench-mpi     or   dev/bench_mpi.sh [largest number of ranks] [steps] [repeats]
 #   strong   the same batch on more ranks        weak   a batch that grows with the ranks
 #   prints   a line for each run (median step of each repeat; spread: slowest / fastest repeat), then
-#            what the byte-identical order of sums costs, against --pairwise 0, in the same session
+#            what the byte-identical order of sums costs, against --pairwise 0, in the same run
 #   terms    T_p: a step on p ranks. Strong: speed_up T_1 / T_p, weak: p T_1 / T_p;
 #            efficiency: speed_up / p; overhead: (T_p - T_ideal) / T_p = 1 - efficiency
 set -eu
