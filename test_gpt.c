@@ -17,6 +17,7 @@ static int matmul_bf16 = 0;
 #include "train_gpt.c"
 enum { is_gpt_cuda = 0 };
 static int matmul_fuses_gelu = 1;                   // of the CUDA program
+static int matmul_fuses_bias_gradient = 1;
 #endif
 #if defined(PRECISION_FP16)
 enum { is_fp16 = 1 };
@@ -639,6 +640,27 @@ static void test_matmul_backward_equals_sums_in_double(void) {
     }
 }
 // CUDA: gelu in the product, before or after a floatX was made of its argument.
+static void test_bias_gradient_in_a_product_and_beside_it_at_many_shapes(void) { // CUDA only
+    enum { C = 8, OC = 16, MOST = 90 };
+    floatX *x = make(MOST * C, 1, 1, 0), *d = make(MOST * OC, 2, 1, 0), *w = make(OC * C, 3, 1, 0);
+    floatX *dx = make_nan(MOST * C);
+    real *dw = make_nan_real(OC * C), *db = make_nan_real(OC);
+    ops_init(1, MOST, OC, 1, 0);
+    for (size_t N = 1; N <= MOST; N++) for (int fuses = 0; fuses < 2; fuses++) {
+        matmul_fuses_bias_gradient = fuses;
+        for (size_t i = 0; i < OC; i++) db[i] = (real)NAN;
+        for (int add = 0; add < 2; add++) matmul_backward(dx, dw, db, d, x, w, NULL, N, C, OC, add);
+        for (size_t i = 0; i < OC; i++) {
+            double want = 0, bar = 8 * unit * (double)N;
+            for (size_t n = 0; n < N; n++) want += 2 * (double)f32(d[n * OC + i]);
+            expect(fabs((double)db[i] - want) <= bar, "N %zu, fused %d: dbias[%zu] %g, not %g", N,
+                   fuses, i, (double)db[i], want);
+        }
+    }
+    matmul_fuses_bias_gradient = 1;
+    test_free(x); test_free(d); test_free(w); test_free(dx); test_free(dw); test_free(db);
+    ops_free();
+}
 static void test_gelu_in_a_product_and_beside_it_agree(void) {
     enum { N = 65, C = 24, OC = 40 };
     ops_init(1, N, OC, 1, 0);
@@ -2252,7 +2274,8 @@ static void test_spikes_are_told_from_noise(void) {
     X(test_matmul_backward_equals_differences) X(test_attention_backward_equals_differences) \
     X(test_classifier_gradient_equals_differences) X(test_model_gradients_equal_differences) \
     X(test_bf16_products_follow_fp32) X(test_gradients_do_not_depend_on_threads)
-#define TESTS_CUDA(X) X(test_gelu_in_a_product_and_beside_it_agree)
+#define TESTS_CUDA(X) X(test_gelu_in_a_product_and_beside_it_agree) \
+    X(test_bias_gradient_in_a_product_and_beside_it_at_many_shapes)
 #define TESTS_BF16(X) X(test_weights_round_at_random_to_the_right_mean) \
     X(test_narrow_moments_follow_wide_ones)
 #define TESTS(X) \

@@ -1736,8 +1736,8 @@ typedef struct {
     cublasLtMatmulAlgo_t algorithm;
     int num_found, is_tuned;
 } Plan;
-static Plan plans[64];
-static int num_plans = 0;
+static Plan *plans = NULL; // HellaSwag alone has a product of each kind for every length
+static size_t num_plans = 0;
 typedef struct { // a record of the file of choices
     char card[64];
     size_t version;
@@ -1805,10 +1805,11 @@ static Choice choice_of(const Plan *p) {
     return c;
 }
 static Plan *plan_of(Product q) { // NULL: cuBLASLt has no kernel for it
-    int i = 0;
+    size_t i = 0;
     while (i < num_plans && memcmp(&plans[i].product, &q, sizeof q)) i++;
     if (i == num_plans) {
-        assert(num_plans < (int)(sizeof plans / sizeof *plans));
+        plans = (Plan *)host_grow(plans, (num_plans + 1) * sizeof *plans);
+        memset(&plans[num_plans], 0, sizeof *plans);
         plans[num_plans].product = q;
         plan_make(&plans[num_plans++]);
     }
@@ -2784,7 +2785,7 @@ static void ops_init(size_t B, size_t T, size_t C, size_t NH, size_t Vp) {
 }
 static void ops_free(void) {
     dev_free(lt_workspace);
-    for (int i = 0; i < num_plans; i++) {
+    for (size_t i = 0; i < num_plans; i++) {
         cublasLtMatmulDescDestroy(plans[i].desc);
         cublasLtMatrixLayoutDestroy(plans[i].a);
         cublasLtMatrixLayoutDestroy(plans[i].b);
