@@ -997,6 +997,7 @@ static void test_layernorm_backward_equals_differences(void) {
     for (int k = 0; k < 3; k++) {
         OpCase o = op_case(1, 7, channels[k], 1, 0, 0);
         size_t N = o.B * o.T, count = N * o.C;
+        ops_init(1, N, o.C, 1, 0);
         o.inp = make(count, 1, 1, 0.5);
         o.weight = make(o.C, 2, 0.5, 1);
         o.bias = make(o.C, 3, 1, 0);

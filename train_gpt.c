@@ -1209,14 +1209,20 @@ static void layernorm_forward(floatX *out, real *mean, real *rstd, const floatX 
 //   in      dout, inp (N,C); mean, rstd (N); accumulate: 0 assigns dweight and dbias, 1 adds
 //   out     dinp (N,C) floatX, added to (the residual stream's gradient is there already);
 //           dweight, dbias (C) real
-//   work    rows for dinp, then columns for the sums over rows
+//   work    one walk through memory: a group of rows sums into a dweight and dbias of its own, and
+//           the groups are added in order; their number, not that of the threads, decides the bits
+//   speed   twice as fast as rows, then columns, and a quarter of the error (dev/cpu/layernorm.c)
+enum { LN_GROUPS = 32 };
+static real *layernorm_scratch = NULL; // (LN_GROUPS,2,C), see ops_init
+
 static void layernorm_backward(floatX *dinp, real *dweight, real *dbias, const floatX *dout,
                                const floatX *inp, const real *mean, const real *rstd,
                                const floatX *weight, size_t N, size_t C, int accumulate) {
-    #pragma omp parallel
-    {
-        #pragma omp for schedule(static) nowait
-        for (size_t n = 0; n < N; n++) {
+    #pragma omp parallel for schedule(static)
+    for (size_t k = 0; k < LN_GROUPS; k++) {
+        real *dw = layernorm_scratch + 2 * k * C, *db = dw + C;
+        memset(dw, 0, 2 * C * sizeof(real));
+        for (size_t n = N * k / LN_GROUPS; n < N * (k + 1) / LN_GROUPS; n++) {
             const floatX *x = inp + n * C, *d = dout + n * C;
             real mu = mean[n], scale = rstd[n], sum = 0, dot = 0; // of dxhat, and of dxhat * xhat
             #pragma omp simd reduction(+:sum, dot)
@@ -1231,25 +1237,20 @@ static void layernorm_backward(floatX *dinp, real *dweight, real *dbias, const f
             for (size_t i = 0; i < C; i++) {
                 real xhat = (f32(x[i]) - mu) * scale, dxhat = f32(d[i]) * f32(weight[i]);
                 dinp[n * C + i] = fX(f32(dinp[n * C + i]) + scale * (dxhat - sum - xhat * dot));
+                dw[i] += f32(d[i]) * xhat;
+                db[i] += f32(d[i]);
             }
         }
-        #pragma omp for schedule(static)
-        for (size_t lo = 0; lo < C; lo += 16) {
-            size_t count = min_size(16, C - lo);
-            real dw[16] = { 0 }, db[16] = { 0 };
-            for (size_t n = 0; n < N; n++) {
-                const floatX *x = inp + n * C + lo, *d = dout + n * C + lo;
-                #pragma omp simd
-                for (size_t i = 0; i < count; i++) {
-                    dw[i] += f32(d[i]) * (f32(x[i]) - mean[n]) * rstd[n];
-                    db[i] += f32(d[i]);
-                }
-            }
-            for (size_t i = 0; i < count; i++) {
-                dweight[lo + i] = dw[i] + (accumulate ? dweight[lo + i] : 0);
-                dbias[lo + i] = db[i] + (accumulate ? dbias[lo + i] : 0);
-            }
+    }
+    #pragma omp parallel for schedule(static)
+    for (size_t i = 0; i < C; i++) {
+        real dw = accumulate ? dweight[i] : 0, db = accumulate ? dbias[i] : 0;
+        for (size_t k = 0; k < LN_GROUPS; k++) {
+            dw += layernorm_scratch[2 * k * C + i];
+            db += layernorm_scratch[(2 * k + 1) * C + i];
         }
+        dweight[i] = dw;
+        dbias[i] = db;
     }
 }
 
@@ -1874,13 +1875,15 @@ static size_t ops_bytes(size_t B, size_t T, size_t C, size_t NH, size_t Vp) {
     (void)B; (void)Vp;
     Attention unused;
     size_t count = GEMM_SCRATCH + attention_lay_out(&unused, NULL, T, C / NH);
-    return (size_t)omp_get_max_threads() * count * sizeof(real);
+    return ((size_t)omp_get_max_threads() * count + 2 * LN_GROUPS * C) * sizeof(real);
 }
 static void ops_init(size_t B, size_t T, size_t C, size_t NH, size_t Vp) {
+    size_t threads = (size_t)omp_get_max_threads();
     attention_T = T;
     attention_HS = C / NH;
     gemm_scratch = (real *)dev_alloc(ops_bytes(B, T, C, NH, Vp), "scratch of the ops");
-    attention_scratch = gemm_scratch + (size_t)omp_get_max_threads() * GEMM_SCRATCH;
+    layernorm_scratch = gemm_scratch + threads * GEMM_SCRATCH;
+    attention_scratch = layernorm_scratch + 2 * LN_GROUPS * C;
 }
 static void ops_free(void) { dev_free(gemm_scratch); }
 
@@ -4272,7 +4275,8 @@ static void signals_install(void) {
 // --- 15.1 loss on held-out data ---
 typedef struct { double loss, bits_per_byte; uint64_t tokens; } Evaluation;
 
-// Mean loss over the first max_samples windows (0: all), and the same in bits per byte of text.
+// Mean loss over the first max_samples windows (0: all), and the same in bits per byte of text; NaN
+// where the tokenizer does not know a token.
 // Rank r takes every ranks-th batch from r on.
 static Evaluation evaluate(Run *run, Data *d, uint64_t max_samples) {
     Model *model = &run->model;
@@ -4290,9 +4294,10 @@ static Evaluation evaluate(Run *run, Data *d, uint64_t max_samples) {
         gpt_head(model, model->tokens + count * T, count * T, 0, 0);
         sums[2 * k] = gpt_loss(model, count * T);
         for (size_t i = 0; i < count * T; i++) {
-            size_t length;
-            tok_bytes(&run->tokenizer, (uint32_t)run->batch[count * T + i], &length);
-            sums[2 * k + 1] += (double)length;
+            uint32_t token = (uint32_t)run->batch[count * T + i];
+            size_t length = 0; // V may be larger than the tokenizer's vocabulary
+            if (token < run->tokenizer.vocab_size) tok_bytes(&run->tokenizer, token, &length);
+            sums[2 * k + 1] += length > 0 ? (double)length : NAN;
         }
         progress_mark("a validation batch");
     }
@@ -4567,11 +4572,12 @@ static void report_validation(Run *run) {
     }
     if (!run->has_val) return;
     Evaluation e = evaluate(run, &run->val, (uint64_t)run->flags.val_batches * run->model.B);
-    char *line = text_of("step %" PRIu64 " | validation loss %.4f | %.4f bits per byte",
-                         run->state.step, e.loss, e.bits_per_byte);
-    print_line(run, line, 0);
-    free(line);
-    Text t = { NULL, 0, 0 };
+    Text line = { NULL, 0, 0 }, t = { NULL, 0, 0 };
+    text_add(&line, "step %" PRIu64 " | validation loss %.4f | ", run->state.step, e.loss);
+    if (isfinite(e.bits_per_byte)) text_add(&line, "%.4f bits per byte", e.bits_per_byte);
+    else text_add(&line, "tokens that tokenizer %s does not know", run->tokenizer.name);
+    print_line(run, line.at, 0);
+    free(line.at);
     text_add(&t, "{\"step\":%" PRIu64, run->state.step);
     log_number(&t, "val_loss", e.loss);
     log_number(&t, "bits_per_byte", e.bits_per_byte);
@@ -4661,10 +4667,11 @@ static void print_evaluation(Run *run) { // --eval: one JSON object
     Text t = { NULL, 0, 0 };
     if (run->has_val) {
         Evaluation e = evaluate(run, &run->val, (uint64_t)(f->val_batches * f->batch_size));
-        text_add(&t, ",\"val_loss\":%.9g,\"bits_per_byte\":%.9g,\"tokens\":%" PRIu64, e.loss,
-                 e.bits_per_byte, e.tokens);
+        log_number(&t, "val_loss", e.loss);
+        log_number(&t, "bits_per_byte", e.bits_per_byte);
+        text_add(&t, ",\"tokens\":%" PRIu64, e.tokens);
     }
-    if (*f->hellaswag) text_add(&t, ",\"hellaswag\":%.9g", hellaswag(run));
+    if (*f->hellaswag) log_number(&t, "hellaswag", hellaswag(run));
     if (rank == 0) printf("{%s}\n", t.at + 1);
     free(t.at);
 }

@@ -5169,7 +5169,8 @@ static void signals_install(void) {
 // --- 15.1 loss on held-out data ---
 typedef struct { double loss, bits_per_byte; uint64_t tokens; } Evaluation;
 
-// Mean loss over the first max_samples windows (0: all), and the same in bits per byte of text.
+// Mean loss over the first max_samples windows (0: all), and the same in bits per byte of text; NaN
+// where the tokenizer does not know a token.
 // Rank r takes every ranks-th batch from r on.
 static Evaluation evaluate(Run *run, Data *d, uint64_t max_samples) {
     Model *model = &run->model;
@@ -5187,9 +5188,10 @@ static Evaluation evaluate(Run *run, Data *d, uint64_t max_samples) {
         gpt_head(model, model->tokens + count * T, count * T, 0, 0);
         sums[2 * k] = gpt_loss(model, count * T);
         for (size_t i = 0; i < count * T; i++) {
-            size_t length;
-            tok_bytes(&run->tokenizer, (uint32_t)run->batch[count * T + i], &length);
-            sums[2 * k + 1] += (double)length;
+            uint32_t token = (uint32_t)run->batch[count * T + i];
+            size_t length = 0; // V may be larger than the tokenizer's vocabulary
+            if (token < run->tokenizer.vocab_size) tok_bytes(&run->tokenizer, token, &length);
+            sums[2 * k + 1] += length > 0 ? (double)length : NAN;
         }
         progress_mark("a validation batch");
     }
@@ -5464,11 +5466,12 @@ static void report_validation(Run *run) {
     }
     if (!run->has_val) return;
     Evaluation e = evaluate(run, &run->val, (uint64_t)run->flags.val_batches * run->model.B);
-    char *line = text_of("step %" PRIu64 " | validation loss %.4f | %.4f bits per byte",
-                         run->state.step, e.loss, e.bits_per_byte);
-    print_line(run, line, 0);
-    free(line);
-    Text t = { NULL, 0, 0 };
+    Text line = { NULL, 0, 0 }, t = { NULL, 0, 0 };
+    text_add(&line, "step %" PRIu64 " | validation loss %.4f | ", run->state.step, e.loss);
+    if (isfinite(e.bits_per_byte)) text_add(&line, "%.4f bits per byte", e.bits_per_byte);
+    else text_add(&line, "tokens that tokenizer %s does not know", run->tokenizer.name);
+    print_line(run, line.at, 0);
+    free(line.at);
     text_add(&t, "{\"step\":%" PRIu64, run->state.step);
     log_number(&t, "val_loss", e.loss);
     log_number(&t, "bits_per_byte", e.bits_per_byte);
@@ -5558,10 +5561,11 @@ static void print_evaluation(Run *run) { // --eval: one JSON object
     Text t = { NULL, 0, 0 };
     if (run->has_val) {
         Evaluation e = evaluate(run, &run->val, (uint64_t)(f->val_batches * f->batch_size));
-        text_add(&t, ",\"val_loss\":%.9g,\"bits_per_byte\":%.9g,\"tokens\":%" PRIu64, e.loss,
-                 e.bits_per_byte, e.tokens);
+        log_number(&t, "val_loss", e.loss);
+        log_number(&t, "bits_per_byte", e.bits_per_byte);
+        text_add(&t, ",\"tokens\":%" PRIu64, e.tokens);
     }
-    if (*f->hellaswag) text_add(&t, ",\"hellaswag\":%.9g", hellaswag(run));
+    if (*f->hellaswag) log_number(&t, "hellaswag", hellaswag(run));
     if (rank == 0) printf("{%s}\n", t.at + 1);
     free(t.at);
 }

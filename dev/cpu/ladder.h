@@ -107,7 +107,7 @@ static void ladder_start(int argc, char **argv) {
     check(argc == 1 || (argc == 2 && !strcmp(argv[1], "--check")), EXIT_USAGE,
           "usage: %s [--check]", argv[0]);
     is_check = argc == 2;
-    ops_init(1, 1024, 64, 1, 0); // the longest sequence and the largest head of the ladders
+    ops_init(1, 1024, 768, 12, 0); // the longest sequence and the widest row of the ladders
     if (is_check) return;
     for (int i = 0; i < 4; i++) stream[i] = ladder_random(STREAM, (uint64_t)i, 1, 0);
     for (int i = 0; i < 20; i++) time_read(), time_copy(), time_adamw();

@@ -92,7 +92,7 @@ static const Rung rungs[] = { { "naive", run_naive }, { "atomics", run_atomics }
 
 static void climb(const size_t *shape) {
     N = shape[0], C = shape[1];
-    ops_init(1, N, C, 1, 0);
+    ops_init(1, N, C, 1, 0), cpu::ops_init(1, N, C, 1, 0);
     X x(N * C, 1, 1, 0.5), w(C, 2, 0.5, 1), b(C, 3), y(N * C), d(N * C, 4), dx(N * C, 5);
     R mu(N), scale(N), dw(C), db(C);
     cpu::layernorm_forward(y.cpu, mu.cpu, scale.cpu, x.cpu, w.cpu, b.cpu, N, C);
@@ -108,7 +108,7 @@ static void climb(const size_t *shape) {
     ladder_output(&l, dx, 2 * stored + wide);
     ladder_output(&l, dw, wide + high), ladder_output(&l, db, wide + high);
     ladder_climb(&l, rungs);
-    ops_free();
+    ops_free(), cpu::ops_free();
 }
 int main(int argc, char **argv) {
     static const size_t awkward[] = { 2061, 72 }, emulated[] = { 64, 256 }, full[] = { 65536, 768 };

@@ -73,6 +73,16 @@ test_eval_on_shards_equals_eval_on_their_text() {
     gpt --eval --val t.bin
     cmp of_text stdout
 }
+test_tokens_beyond_the_tokenizer_have_no_bits_per_byte() { # they have a loss all the same
+    shard t.bin $(tokens 580) 290 $(tokens 20)
+    gpt $small --train t.bin --vocab_size 300 --steps 4 --val_every 2
+    says 'step 2 .*validation loss [0-9.]* .*tokenizer bytes does not know'
+    [ "$(field bits_per_byte out/log.jsonl)" = null ] && is_json out/log.jsonl
+    gpt --eval --val t.bin
+    is_json stdout
+    [ "$(field bits_per_byte stdout)" = null ] || fail "$(cat stdout)"
+    gpt --sample '' --sample_tokens 20
+}
 test_init_starts_from_the_weights_of_a_run() {
     local loss
     text 300 >t.txt
