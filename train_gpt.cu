@@ -4366,9 +4366,9 @@ static int32_t sample_token(const real *logits, Candidate *candidates, size_t V,
 }
 
 // Print prompt and up to `wanted` more tokens. When the cache is full its older half is forgotten.
-// draw: number of this sample; with the seed it decides every draw.
-static void gpt_sample(Model *model, const Tokenizer *tokenizer, const Flags *f, const char *prompt,
-                       size_t wanted, uint64_t draw, FILE *file) {
+// draw: number of this sample; with the seed it decides every draw. Returns how many tokens it made.
+static size_t gpt_sample(Model *model, const Tokenizer *tokenizer, const Flags *f,
+                         const char *prompt, size_t wanted, uint64_t draw, FILE *file) {
     size_t bytes = strlen(prompt), count = 0, V = model->config.V;
     uint32_t *encoded = (uint32_t *)host_alloc((bytes + 1) * sizeof(uint32_t));
     if (bytes > 0) count = tok_encode(tokenizer, prompt, bytes, encoded);
@@ -4383,7 +4383,8 @@ static void gpt_sample(Model *model, const Tokenizer *tokenizer, const Flags *f,
     }
     print_bytes(file, prompt, bytes);
     size_t begin = 0, cached = 0; // the cache holds tokens begin .. begin + cached - 1
-    for (size_t end = count; count < end + wanted; count++) {
+    const size_t of_prompt = count;
+    for (; count < of_prompt + wanted; count++) {
         if (count - begin > model->cache_T) {
             begin = count - (model->cache_T + 1) / 2;
             cached = 0;
@@ -4399,6 +4400,7 @@ static void gpt_sample(Model *model, const Tokenizer *tokenizer, const Flags *f,
     }
     print_bytes(file, "\n", 1);
     free(encoded), free(tokens), free(logits), free(candidates);
+    return count - of_prompt;
 }
 
 // === 13. Checkpoints =================================================================== [shared]
@@ -5921,7 +5923,7 @@ static void run_open(Run *run, const Flags *given) {
     if (is_training && rank == 0) out_claim(run);
     run_compare(run, has_ckpt ? ckpt.step : 0);
     if (is_training) watchdog_start(f->out, f->timeout);
-    if (f->lr == 0 && rank == 0) warn("--lr 0: nothing will be learned");
+    if (is_training && f->lr == 0 && rank == 0) warn("--lr 0: nothing will be learned");
     gpt_alloc(model);
     if (has_ckpt) run_load(run, &ckpt, is_training);
     else if (*f->init) gpt_load(model, &init, "w");
@@ -5947,11 +5949,13 @@ int main(int argc, char **argv) {
     run_open(&run, &flags);
     const Flags *f = &run.flags;
     if (f->plan && rank == 0) print_plan(&run.model, f);
-    else if (f->given[F_sample] && rank == 0)
-        gpt_sample(&run.model, &run.tokenizer, f, f->sample, (size_t)f->sample_tokens, 0, stdout);
-    else if (f->eval) {
-        print_evaluation(&run);
-    } else if (run.model.is_trained && !f->plan) code = train(&run);
+    else if (f->given[F_sample] && rank == 0) {
+        double start = now_ms();
+        size_t count = gpt_sample(&run.model, &run.tokenizer, f, f->sample,
+                                  (size_t)f->sample_tokens, 0, stdout);
+        say("%zu tokens, %.1f a second\n", count, 1e3 * (double)count / (now_ms() - start));
+    } else if (f->eval) print_evaluation(&run);
+    else if (run.model.is_trained && !f->plan) code = train(&run);
     check(fflush(stdout) == 0 && !ferror(stdout), EXIT_IO, "cannot write to standard output: %s",
           strerror(errno));
     return code;

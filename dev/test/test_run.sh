@@ -97,6 +97,7 @@ test_sample_prints_the_text_and_nothing_else() {
     gpt --sample '7 times' --sample_tokens 20 --top_k 3
     [ "$(head -c 7 stdout)" = '7 times' ] || fail "does not begin with the prompt: $(cat stdout)"
     [ "$(bytes_of stdout)" -eq 28 ] || fail "not 7 + 20 bytes and a newline: $(cat stdout)"
+    says '^20 tokens, [0-9.]+ a second$'
     cp stdout first
     gpt --sample '7 times' --sample_tokens 20 --top_k 3
     cmp first stdout
