@@ -4366,7 +4366,7 @@ static int32_t sample_token(const real *logits, Candidate *candidates, size_t V,
 }
 
 // Print prompt and up to `wanted` more tokens. When the cache is full its older half is forgotten.
-// draw: number of this sample; with the seed it decides every draw. Returns how many tokens it made.
+// draw: number of this sample; with the seed it decides every draw. Returns how many were made.
 static size_t gpt_sample(Model *model, const Tokenizer *tokenizer, const Flags *f,
                          const char *prompt, size_t wanted, uint64_t draw, FILE *file) {
     size_t bytes = strlen(prompt), count = 0, V = model->config.V;
