@@ -320,6 +320,7 @@ enum { EXIT_INTERNAL = 1, EXIT_USAGE = 2, EXIT_INPUT = 3, EXIT_IO = 4, EXIT_NUME
 
 static int rank = 0, ranks = 1; // this process among the processes of the run
 static int node_ranks = 1;      // how many of them share this machine
+static volatile sig_atomic_t stop_signal = 0, save_signal = 0; // what was asked for, see 15
 // What the watchdog (9) looks at: a mark is made whenever something is done.
 static struct { volatile uint64_t marks, step; const char *volatile done; } progress
     = { 0, 0, "the start" };
@@ -441,13 +442,30 @@ static void text_add(Text *t, const char *fmt, ...) {
     text_add_bytes(t, s, strlen(s));
     free(s);
 }
-static void text_add_quoted(Text *t, const char *s) { // as a JSON string
+// Bytes and code point of the character at s; a byte that is not UTF-8 is one without code point.
+static size_t utf8_get(uint32_t *u, const char *s, size_t bytes) {
+    static const uint32_t least[5] = { 0, 0, 0x80, 0x800, 0x10000 };
+    uint8_t c = (uint8_t)s[0];
+    size_t count = c < 0x80 ? 1 : c < 0xe0 ? 2 : c < 0xf0 ? 3 : 4, i = 1;
+    uint32_t v = c < 0x80 ? c : c & (0x7fu >> count);
+    for (; i < count && i < bytes && (s[i] & 0xc0) == 0x80; i++) v = v << 6 | (s[i] & 0x3f);
+    int good = i == count && v >= least[count] && v < 0x110000 && v >> 11 != 0x1b && // surrogates
+               (c < 0x80 || (c >= 0xc0 && c < 0xf8));
+    *u = good ? v : UINT32_MAX;
+    return good ? count : 1;
+}
+
+// As a JSON string. A byte that is not UTF-8 becomes half of a surrogate pair, which no text has
+// (as in Python, PEP 383); json_string gives the byte back.
+static void text_add_quoted(Text *t, const char *s) {
+    uint32_t u;
     text_add_bytes(t, "\"", 1);
-    for (; *s; s++) {
-        unsigned char c = (unsigned char)*s;
-        if (c == '"' || c == '\\') text_add(t, "\\%c", c);
-        else if (c < 0x20) text_add(t, "\\u%04x", c);
-        else text_add_bytes(t, s, 1);
+    for (size_t count; *s; s += count) {
+        count = utf8_get(&u, s, strnlen(s, 4));
+        if (u == '"' || u == '\\') text_add(t, "\\%c", *s);
+        else if (u < 0x20) text_add(t, "\\u%04x", u);
+        else if (u == UINT32_MAX) text_add(t, "\\udc%02x", (unsigned char)*s);
+        else text_add_bytes(t, s, count);
     }
     text_add_bytes(t, "\"", 1);
 }
@@ -524,7 +542,7 @@ static int sync_folder(const char *path) { // a rename is only safe once its fol
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     int error = fd < 0 || fsync(fd) != 0 ? errno : 0;
     if (fd >= 0) close(fd);
-    return error;
+    return error == EINVAL ? 0 : error; // some file systems have no such thing
 }
 
 // CRC-32C (Castagnoli; iSCSI, RFC 3720), eight bytes at a time by eight tables.
@@ -616,6 +634,10 @@ static size_t json_string(Json *j, char *out, size_t room) { // bytes, without t
         const char *escape = c ? strchr(from, c) : NULL;
         if (c == 'u') {
             uint32_t u = json_hex4(j);
+            if (u >= 0xdc80 && u < 0xdd00) { // a byte, see text_add_quoted
+                out[count++] = (char)(u & 0xff);
+                continue;
+            }
             if (u >= 0xd800 && u < 0xe000) { // half of a surrogate pair: the other one must follow
                 if (u >= 0xdc00 || j->end - j->at < 6 || j->at[0] != '\\' || j->at[1] != 'u')
                     json_bad(j, "a surrogate pair");
@@ -721,7 +743,7 @@ static const char *const group_titles[NUM_GROUPS] = {
     X(F, weight_decay,      TRAIN,  "0.1",    0, 1e3,     "AdamW, on matrices only") \
     X(F, beta1,             TRAIN,  "0.9",    0, 0.999999, "AdamW, first moment") \
     X(F, beta2,             TRAIN,  "0.99",   0, 0.999999, "AdamW, second moment") \
-    X(F, eps,               TRAIN,  "1e-8",   0, 1,       "AdamW, added to the root") \
+    X(F, eps,               TRAIN,  "1e-8",   1e-30, 1,   "AdamW, added to the root") \
     X(F, grad_clip,         TRAIN,  "1",      0, 1e9,     "largest gradient norm; 0: off") \
     X(I, seed,              TRAIN,  "1337",   0, 4294967295.0, "weights, shuffle, samples") \
     X(E, matmul,            TRAIN,  "fp32",   0, 0,       "fp32|tf32|bf16") \
@@ -866,11 +888,15 @@ static int flag_find(const char *name) { // NUM_FLAGS: there is none
 __attribute__((noreturn))
 static void flag_unknown(const char *name) {
     int nearest = 0;
-    for (int i = 0; i < NUM_FLAGS; i++)
-        if (edit_distance(name, flag_infos[i].name) < edit_distance(name, flag_infos[nearest].name))
-            nearest = i;
-    die(EXIT_USAGE, "unknown flag --%s; did you mean --%s? (--help lists all)", name,
-        flag_infos[nearest].name);
+    size_t least = SIZE_MAX;
+    for (int i = 0; i < NUM_FLAGS; i++) {
+        int is_start = !strncmp(name, flag_infos[i].name, strlen(name)); // --warmup
+        size_t distance = is_start ? 0 : edit_distance(name, flag_infos[i].name);
+        if (distance < least) { least = distance; nearest = i; }
+    }
+    check(least > 2, EXIT_USAGE, "unknown flag --%s; did you mean --%s? (--help lists all)", name,
+          flag_infos[nearest].name);
+    die(EXIT_USAGE, "unknown flag --%s (--help lists all)", name);
 }
 
 // `--name value`, `--name=value`, `--switch`; '-' and '_' in a name are the same.
@@ -879,7 +905,9 @@ static Flags flags_parse(int argc, char **argv) {
     memset(&f, 0, sizeof f);
     for (int i = 0; i < NUM_FLAGS; i++) flag_set(&f, i, flag_infos[i].value, EXIT_INTERNAL);
     for (int k = 1; k < argc; k++) {
-        check(!strncmp(argv[k], "--", 2), EXIT_USAGE, "a flag begins with --, got '%s'", argv[k]);
+        if (!strcmp(argv[k], "-h")) argv[k] = (char *)"--help";
+        check(!strncmp(argv[k], "--", 2), EXIT_USAGE, "a flag begins with --, got '%s' (a pattern "
+              "of files needs quotes; --help lists all flags)", argv[k]);
         char *name = text_of("%.80s", argv[k] + 2), *equals = strchr(name, '=');
         if (equals) *equals = 0;
         for (char *c = name; *c; c++) if (*c == '-') *c = '_';
@@ -898,43 +926,48 @@ static Flags flags_parse(int argc, char **argv) {
     }
     if (f.help) {
         if (rank == 0) flags_help();
-        exit(EXIT_SUCCESS);
+        exit(fflush(stdout) == 0 ? EXIT_SUCCESS : EXIT_IO);
     }
     return f;
 }
 
 // The flags of the checkpoint are the defaults. A flag that is given again wins where it steers the
-// training; where it would change the model, or which window comes next, it is refused.
-static void flags_merge_saved(Flags *f, Json j) {
+// training; where it would change which window comes next, it is refused, as is another shape of
+// the model (flags_check_config). Returns the flags of the checkpoint.
+static Flags flags_merge_saved(Flags *f, Json j) {
     char name[64];
-    char *value = (char *)host_alloc(65536);
+    size_t room = (size_t)(j.end - j.text) + 64; // no value is longer
+    char *value = (char *)host_alloc(room);
+    Flags saved = *f;
     for (json_enter(&j, '{'); json_more(&j, '}'); ) {
         json_key(&j, name, sizeof name);
-        if (json_peek(&j) == '"') json_string(&j, value, 65536);
-        else snprintf(value, 65536, "%.17g", json_number(&j));
+        if (json_peek(&j) == '"') json_string(&j, value, room);
+        else snprintf(value, room, "%.17g", json_number(&j));
         int i = flag_find(name);
         check(i < NUM_FLAGS, EXIT_INPUT, "%s: flag %s is not known here", j.path, name);
         if (is_flag_of_call(i)) continue;
-        Flags saved = *f;
         flag_set(&saved, i, value, EXIT_INPUT);
+        if (!f->given[i]) { // all types of flags are of one size
+            memcpy(flag_at(f, i), flag_at(&saved, i), sizeof(FLAG_I));
+            continue;
+        }
         Text was = { NULL, 0, 0 }, now = { NULL, 0, 0 };
         flag_add_value(&was, &saved, i);
         flag_add_value(&now, f, i);
-        int group = flag_infos[i].group, is_model = group == MODEL || (i == F_seq_len && f->resume);
-        int is_course = f->resume && (i == F_seed || i == F_val_fraction || i == F_tokenizer);
-        if (!f->given[i]) *f = saved;
-        else if (strcmp(was.at, now.at)) {
-            check(!is_model, EXIT_USAGE, "--%s %s: the checkpoint has %s; a resumed model keeps "
-                  "its shape (or start another --out)", name, now.at, was.at);
-            check(!is_course || f->allow_data_change, EXIT_USAGE, "--%s %s: the checkpoint has %s, "
-                  "and another one changes the course of the data; --allow_data_change goes on all "
-                  "the same", name, now.at, was.at);
-            if (f->resume && group != WATCH)
+        if (strcmp(was.at, now.at)) {
+            int is_course = i == F_seed || i == F_val_fraction || i == F_tokenizer;
+            check(!f->resume || i != F_seq_len, EXIT_USAGE, "--%s %s: the checkpoint has %s; a "
+                  "resumed model keeps its shape (or start another --out)", name, now.at, was.at);
+            check(!f->resume || !is_course || f->allow_data_change, EXIT_USAGE, "--%s %s: the "
+                  "checkpoint has %s, and another one changes the course of the data; "
+                  "--allow_data_change goes on all the same", name, now.at, was.at);
+            if (f->resume && flag_infos[i].group != WATCH && flag_infos[i].group != MODEL)
                 say("changed: %s %s -> %s\n", name, was.at, now.at);
         }
         free(was.at), free(now.at);
     }
     free(value);
+    return saved;
 }
 
 // === 4. Random numbers ================================================================= [shared]
@@ -2271,14 +2304,18 @@ static void gpt_init_weights(Model *model, uint64_t seed) {
 
 // === 8. Forward and backward through the layers ======================================== [shared]
 
-// Layer l, from its input a.x to the next layer's.
-static void gpt_layer_forward(Model *model, size_t l, size_t B, size_t T) {
-    size_t N = B * T, C = model->config.C, NH = model->config.NH;
+// Layer l, from its input a.x to the next layer's. cached: NO_CACHE, or, in sampling, how many
+// positions of the one sequence come before these; their keys and values are in the cache.
+enum { NO_CACHE = -1 };
+static void gpt_layer_forward(Model *model, size_t l, size_t B, size_t T, int64_t cached) {
+    size_t N = B * T, C = model->config.C, NH = model->config.NH, all = model->cache_T * C;
     Params p = params_at(model, l);
     Acts a = acts_at(model, l), next = acts_at(model, l + 1);
     layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, a.x, p.ln1w, p.ln1b, N, C);
     matmul_forward(a.qkv, NULL, a.ln1, p.qkvw, p.qkvb, NULL, N, C, 3 * C);
-    attention_forward(a.att, a.lse, a.qkv, B, T, C, NH);
+    if (cached == NO_CACHE) attention_forward(a.att, a.lse, a.qkv, B, T, C, NH);
+    else attention_cached(a.att, model->cache + 2 * l * all, model->cache + (2 * l + 1) * all,
+                          a.qkv, T, (size_t)cached, C, NH);
     matmul_forward(a.mid, NULL, a.att, p.attprojw, p.attprojb, a.x, N, C, C);
     layernorm_forward(a.ln2, a.ln2_mean, a.ln2_rstd, a.mid, p.ln2w, p.ln2b, N, C);
     matmul_forward(a.gelu, a.fc, a.ln2, p.fcw, p.fcb, NULL, N, C, 4 * C);
@@ -2286,12 +2323,12 @@ static void gpt_layer_forward(Model *model, size_t l, size_t B, size_t T) {
 }
 
 // From tokens (B,T), on the device, to the last layernorm: acts.lnf (B*T,C).
-static void gpt_forward(Model *model, const int32_t *tokens, size_t B, size_t T) {
+static void gpt_forward(Model *model, const int32_t *tokens, size_t B, size_t T, int64_t cached) {
     size_t C = model->config.C, L = model->config.L;
     Params p = params_at(model, 0);
     Acts first = acts_at(model, 0), last = acts_at(model, L);
-    embedding_forward(first.x, tokens, p.wte, p.wpe, B, T, C, 0);
-    for (size_t l = 0; l < L; l++) gpt_layer_forward(model, l, B, T);
+    embedding_forward(first.x, tokens, p.wte, p.wpe, B, T, C, cached < 0 ? 0 : (size_t)cached);
+    for (size_t l = 0; l < L; l++) gpt_layer_forward(model, l, B, T, cached);
     layernorm_forward(last.lnf, last.lnf_mean, last.lnf_rstd, last.x, p.lnfw, p.lnfb, B * T, C);
 }
 
@@ -2328,7 +2365,7 @@ static void gpt_layer_backward(Model *model, size_t l, size_t B, size_t T, int a
     Params p = params_at(model, l);
     Grads g = grads_at(model, l);
     Acts a = acts_at(model, l);
-    if (r == 3) gpt_layer_forward(model, l, B, T);
+    if (r == 3) gpt_layer_forward(model, l, B, T, NO_CACHE);
     if (r == 2) layernorm_forward(a.ln2, a.ln2_mean, a.ln2_rstd, a.mid, p.ln2w, p.ln2b, N, C);
     if (r == 1 || r == 2) gelu_forward(a.gelu, a.fc, N * 4 * C);
     matmul_backward(a.dwide, g.fcprojw, g.fcprojb, a.dx, a.gelu, p.fcprojw, a.fc, N, 4 * C, C,
@@ -2808,6 +2845,11 @@ static void data_open_text(Data *d, const char *path, const Tokenizer *tokenizer
     size_t bytes;
     char *text = in_read_all(path, (size_t)1 << 32, &bytes);
     check(bytes > 0, EXIT_INPUT, "%s: empty", path);
+    if (rank == 0 && (memchr(text, 0, bytes) || !strncmp(text, "%PDF", 4)))
+        warn("%s: does not look like plain text (UTF-8); it is taken as it is", path);
+    size_t length = strlen(path);
+    if (rank == 0 && length > 6 && !strcmp(path + length - 6, ".jsonl"))
+        warn("%s: taken as plain text; data/tokenize makes shards of the documents in it", path);
     d->crc = crc32c(0, text, bytes);
     d->memory = (uint32_t *)host_alloc(bytes * sizeof(uint32_t));
     d->count = tok_encode(tokenizer, text, bytes, d->memory);
@@ -2850,7 +2892,8 @@ static void data_cut(Data *d, uint64_t first, uint64_t count, size_t T, const ch
     d->count = count;
     d->T = T;
     check(count >= T + 1, EXIT_INPUT, "%s: %" PRIu64 " tokens for %s, but one window of --seq_len "
-          "%zu needs %zu", d->source, count, use, T, T + 1);
+          "%zu needs %zu: take more text, a shorter --seq_len or another --val_fraction", d->source,
+          count, use, T, T + 1);
     d->num_windows = (count - 1) / T;
 }
 // The T + 1 tokens of sample number `sample` of the run.
@@ -2964,19 +3007,6 @@ static Tokenizer tok_new(size_t room) { // room: no more tokens than that
 static void tok_free(Tokenizer *t) {
     free(t->name), free(t->tokens), free(t->bytes.at), free(t->ids), free(t->pairs);
     free(t->class_of);
-}
-
-// Bytes and code point of the character at s; a byte that is not UTF-8 is one without code point.
-static size_t utf8_get(uint32_t *u, const char *s, size_t bytes) {
-    static const uint32_t least[5] = { 0, 0, 0x80, 0x800, 0x10000 };
-    uint8_t c = (uint8_t)s[0];
-    size_t count = c < 0x80 ? 1 : c < 0xe0 ? 2 : c < 0xf0 ? 3 : 4, i = 1;
-    uint32_t v = c < 0x80 ? c : c & (0x7fu >> count);
-    for (; i < count && i < bytes && (s[i] & 0xc0) == 0x80; i++) v = v << 6 | (s[i] & 0x3f);
-    int good = i == count && v >= least[count] && v < 0x110000 && v >> 11 != 0x1b && // surrogates
-               (c < 0x80 || (c >= 0xc0 && c < 0xf8));
-    *u = good ? v : UINT32_MAX;
-    return good ? count : 1;
 }
 
 // Both hash tables: at most half of the places are taken; if one is, the next may be the right one.
@@ -3286,19 +3316,25 @@ static int tok_parse(Tokenizer *t, const char *path, const char *text, size_t by
     else tok_read_merges(t, text);
     return 0;
 }
-// spec: "bytes", "gpt2", a file, or a folder with one.
-static Tokenizer tok_load(const char *spec) {
+// The vocabulary in a folder, or NULL. from: number of the first name tried; 2: no JSON.
+static char *tok_file_in(const char *folder, int from) {
     static const char *const files[] = { "tokenizer.json", "vocab.json", "vocab.bpe",
                                          "gpt2.tiktoken", "merges.txt", "gpt2_tokenizer.bin" };
+    for (int i = from; i < 6; i++) {
+        char *path = text_of("%s/%s", folder, files[i]);
+        if (access(path, R_OK) == 0) return path;
+        free(path);
+    }
+    return NULL;
+}
+// spec: "bytes", "gpt2", a file, or a folder with one.
+static Tokenizer tok_load(const char *spec) {
     int is_gpt2 = !strcmp(spec, "gpt2"), wants_more = strcmp(spec, "bytes") != 0;
     const char *env = getenv("GPT_DATA");
     char *path = NULL, *data = text_of("%s/tokenizer", env ? env : ".");
     const char *folders[] = { is_gpt2 ? "data" : spec, data, "../shared/data/tokenizer" };
-    for (int f = 0; f < (is_gpt2 ? 3 : 1); f++)
-        for (int i = is_gpt2 ? 2 : 0; i < 6 && path == NULL; i++) {
-            path = text_of("%s/%s", folders[f], files[i]);
-            if (access(path, R_OK) != 0) { free(path); path = NULL; }
-        }
+    for (int f = 0; f < (is_gpt2 ? 3 : 1) && path == NULL; f++)
+        path = tok_file_in(folders[f], is_gpt2 ? 2 : 0);
     check(path != NULL || !is_gpt2, EXIT_INPUT, "gpt2: no vocab.bpe, gpt2.tiktoken or merges.txt "
           "in data/ or $GPT_DATA/tokenizer/: data/get.sh gpt2 gets it");
     struct stat st;
@@ -3407,30 +3443,16 @@ static void print_bytes(FILE *file, const char *bytes, size_t count) {
 // Tokens at positions first .. first+n-1 of one sequence whose earlier keys and values are in the
 // cache: runs the layers on these n rows alone. Returns the last row's logits (V values).
 static real *gpt_extend(Model *model, const int32_t *tokens, size_t n, size_t first, real *logits) {
-    Config c = model->config;
-    for (size_t done = 0, rows; done < n; done += rows) {
-        rows = min_size(n - done, head_rows(model->B * model->T));
-        Acts a = acts_at(model, 0); // no backward will follow: all layers share the first one's
-        Params p = params_at(model, 0);
+    size_t C = model->config.C, rows = 0;
+    Acts a = acts_at(model, 0);
+    for (size_t done = 0; done < n; done += rows) { // as many as the activations have room for
+        rows = min_size(n - done, model->B * model->T);
         to_dev(model->tokens, tokens + done, rows * sizeof(int32_t));
-        embedding_forward(a.x, model->tokens, p.wte, p.wpe, 1, rows, c.C, first + done);
-        for (size_t l = 0; l < c.L; l++) {
-            p = params_at(model, l);
-            floatX *keys = model->cache + 2 * l * model->cache_T * c.C;
-            layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, a.x, p.ln1w, p.ln1b, rows, c.C);
-            matmul_forward(a.qkv, NULL, a.ln1, p.qkvw, p.qkvb, NULL, rows, c.C, 3 * c.C);
-            attention_cached(a.att, keys, keys + model->cache_T * c.C, a.qkv, rows, first + done,
-                             c.C, c.NH);
-            matmul_forward(a.mid, NULL, a.att, p.attprojw, p.attprojb, a.x, rows, c.C, c.C);
-            layernorm_forward(a.ln2, a.ln2_mean, a.ln2_rstd, a.mid, p.ln2w, p.ln2b, rows, c.C);
-            matmul_forward(a.gelu, a.fc, a.ln2, p.fcw, p.fcb, NULL, rows, c.C, 4 * c.C);
-            matmul_forward(a.x, NULL, a.gelu, p.fcprojw, p.fcprojb, a.mid, rows, 4 * c.C, c.C);
-        }
-        layernorm_forward(a.lnf, a.lnf_mean, a.lnf_rstd, a.x + (rows - 1) * c.C, p.lnfw, p.lnfb, 1,
-                          c.C);
-        matmul_forward(a.logits, NULL, a.lnf, p.wte, NULL, NULL, 1, c.C, c.Vp);
-        values_to_host(logits, a.logits, c.V);
+        gpt_forward(model, model->tokens, 1, rows, (int64_t)(first + done));
     }
+    matmul_forward(a.logits, NULL, a.lnf + (rows - 1) * C, params_at(model, 0).wte, NULL, NULL, 1,
+                   C, model->config.Vp);
+    values_to_host(logits, a.logits, model->config.V);
     return logits;
 }
 
@@ -3490,7 +3512,7 @@ static size_t gpt_sample(Model *model, const Tokenizer *tokenizer, const Flags *
     print_bytes(file, prompt, bytes);
     size_t begin = 0, cached = 0; // the cache holds tokens begin .. begin + cached - 1
     const size_t of_prompt = count;
-    for (; count < of_prompt + wanted; count++) {
+    for (; count < of_prompt + wanted && !stop_signal; count++) {
         if (count - begin > model->cache_T) {
             begin = count - (model->cache_T + 1) / 2;
             cached = 0;
@@ -3503,6 +3525,7 @@ static size_t gpt_sample(Model *model, const Tokenizer *tokenizer, const Flags *
         size_t length;
         const char *text = tok_bytes(tokenizer, (uint32_t)tokens[count], &length);
         print_bytes(file, text, length);
+        progress_mark("a sampled token");
     }
     print_bytes(file, "\n", 1);
     free(encoded), free(tokens), free(logits), free(candidates);
@@ -3665,6 +3688,7 @@ static const StTensor *st_find(const St *st, const char *name) { // with or with
 static void *st_bytes(const St *st, const StTensor *t) {
     size_t bytes = (size_t)(t->end - t->begin);
     void *data = host_alloc(bytes);
+    progress_mark("reading a checkpoint");
     in_read(&st->file, st->data_start + t->begin, data, bytes);
     char *key = text_of("crc32c.%s", t->name);
     const char *recorded = st_meta(st, key);
@@ -3869,10 +3893,12 @@ static uint64_t *ckpt_list(const char *out, size_t *count) {
     DIR *dir = opendir(out);
     *count = 0;
     for (struct dirent *e; dir != NULL && (e = readdir(dir)) != NULL; ) {
-        uint64_t step;
-        int length = 0;
-        int fields = sscanf(e->d_name, "step_%" SCNu64 "%n", &step, &length);
-        if (fields != 1 || e->d_name[length]) continue;
+        uint64_t step = 0;
+        sscanf(e->d_name, "step_%" SCNu64, &step);
+        char *name = ckpt_path("", step, "");
+        int is_one = !strcmp(name + 1, e->d_name); // not a copy's step_20 or step_00000020.old
+        free(name);
+        if (!is_one) continue;
         steps = (uint64_t *)host_grow(steps, (*count + 1) * sizeof *steps);
         size_t at = (*count)++;
         for (; at > 0 && steps[at - 1] < step; at--) steps[at] = steps[at - 1];
@@ -3922,9 +3948,11 @@ static int ckpt_save(const Model *model, const State *state, const Flags *f,
     if (!error && rename(folder, name) != 0) error = errno;
     if (!error) error = sync_folder(f->out);
     if (error) remove_folder(folder);
-    size_t count;
+    size_t count, kept = 0;
     uint64_t *steps = ckpt_list(f->out, &count);
-    for (size_t k = (size_t)f->keep; !error && k < count; k++) {
+    for (size_t k = 0; !error && k < count; k++) {
+        if (steps[k] > state->step) continue; // damaged: this run began with an older one
+        if (kept++ < (size_t)f->keep) continue;
         if (f->keep_every > 0 && steps[k] % (uint64_t)f->keep_every == 0) continue;
         char *old = ckpt_path(f->out, steps[k], "");
         remove_folder(old);
@@ -3966,7 +3994,10 @@ static void gpt_load(Model *model, const St *st, const char *groups) {
 }
 // A configuration from a config.json; anything but GPT-2 as we compute it is refused by name.
 static Config config_read(const char *path) {
-    size_t bytes;
+    static const char *const fixed[][2] = { { "scale_attn_weights", "true" },
+        { "scale_attn_by_inverse_layer_idx", "false" }, { "tie_word_embeddings", "true" },
+        { "add_cross_attention", "false" } };
+    size_t bytes, inner = 0;
     char *text = in_read_all(path, 1 << 20, &bytes), key[128], value[128];
     Config c;
     memset(&c, 0, sizeof c);
@@ -3976,6 +4007,10 @@ static Config config_read(const char *path) {
         size_t *number = !strcmp(key, "n_layer") ? &c.L : !strcmp(key, "n_head") ? &c.NH :
                          !strcmp(key, "n_embd") ? &c.C : !strcmp(key, "n_positions") ? &c.maxT :
                          !strcmp(key, "vocab_size") ? &c.V : NULL;
+        if (!strcmp(key, "n_inner") && json_peek(&j) != 'n') number = &inner; // null: 4 * n_embd
+        for (int i = 0; i < 4; i++)
+            check(strcmp(key, fixed[i][0]) || json_peek(&j) == fixed[i][1][0], EXIT_INPUT,
+                  "%s: only %s %s can be loaded", path, key, fixed[i][1]);
         int is_type = !strcmp(key, "model_type"), is_gelu = !strcmp(key, "activation_function");
         if (number != NULL) *number = (size_t)json_count(&j);
         else if (is_type || is_gelu) {
@@ -3990,12 +4025,16 @@ static Config config_read(const char *path) {
     }
     free(text);
     config_check(&c, EXIT_INPUT, path);
+    check(inner == 0 || inner == 4 * c.C, EXIT_INPUT, "%s: n_inner %zu, only 4 * n_embd can be "
+          "loaded", path, inner);
     return c;
 }
 // The safetensors file of a folder, or the file itself; its configuration is beside it.
 static char *init_file(const char *path, Config *c) {
     struct stat st;
-    int is_folder = stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+    int is_there = stat(path, &st) == 0, is_folder = is_there && S_ISDIR(st.st_mode);
+    check(is_there, EXIT_INPUT, "%s: %s; wanted a model's folder or safetensors file (nothing is "
+          "downloaded)", path, strerror(errno));
     char *file = text_of("%s%s", path, is_folder ? "/model.safetensors" : "");
     char *index = text_of("%s.index.json", file), *config = path_beside(file, "config.json");
     int is_sharded = is_folder && access(file, F_OK) != 0 && access(index, F_OK) == 0;
@@ -4131,12 +4170,16 @@ static double textbook_layer_bytes(double T, double B, double C, double NH, int 
     return T * B * C * (34 + (is_flash ? 0 : 5 * NH * T / C)); // activations of a layer, 16 bit
 }
 
+static int64_t batch_tokens(const Flags *f) { // of a step
+    return f->total_batch_tokens ? f->total_batch_tokens : f->batch_size * f->seq_len;
+}
 static size_t num_micro_batches(const Flags *f) { // of one process in one step
     int64_t micro = f->batch_size * f->seq_len * ranks, total = f->total_batch_tokens;
     if (total == 0) return 1;
+    int64_t below = total < micro ? micro : total / micro * micro;
     check(total % micro == 0, EXIT_USAGE, "--total_batch_tokens %" PRId64 " is no multiple of "
-          "batch_size * seq_len * processes = %" PRId64 "; nearest: %" PRId64 " or %" PRId64, total,
-          micro, total < micro ? micro : total / micro * micro, (total / micro + 1) * micro);
+          "batch_size * seq_len * processes = %" PRId64 "; nearest: %" PRId64 " or %" PRId64 "; or "
+          "change --batch_size", total, micro, below, below + micro);
     return (size_t)(total / micro);
 }
 
@@ -4219,13 +4262,19 @@ static void clock_lap(Clock *clock, int phase) { // the time since the last lap 
 }
 
 // --- 14.2 log: one JSON object a line ---
-typedef struct { FILE *file; char *path; int has_failed; } Log;
+typedef struct { OutFile file; int has_failed; } Log;
 
-static void log_line(Log *log, Text *line) { // frees the line
-    if (log->file != NULL && (fprintf(log->file, "%s\n", line->at) < 0 || fflush(log->file) != 0) &&
-        !log->has_failed) {
-        warn("%s: %s; the training goes on without its log", log->path, strerror(errno));
+static void log_line(Log *log, Text *line) { // frees the line; a part of one does not stay
+    OutFile *f = &log->file;
+    off_t end = f->path != NULL ? lseek(f->fd, 0, SEEK_END) : -1; // -1: a pipe
+    text_add(line, "\n");
+    if (f->path != NULL) out_write(f, line->at, line->count);
+    if (f->error) {
+        int is_whole = end >= 0 && ftruncate(f->fd, end) == 0;
+        if (!log->has_failed) warn("%s: %s; the training goes on without %s", f->path,
+                                   strerror(f->error), is_whole ? "some lines" : "its log");
         log->has_failed = 1;
+        f->error = 0;
     }
     free(line->at);
 }
@@ -4249,29 +4298,38 @@ typedef struct {
     double peak_flops, last_print_ms, loss, norm;
     double start_ms;            // of the program
     double useful_ms, saved_ms; // of steps that were applied: all, and in checkpoints
-    int save_failures, lock;
+    int save_failures, save_error, lock;
     uint64_t saved_step;      // the newest checkpoint of this run; UINT64_MAX: none yet
+    int64_t saved_batch_tokens; // of a step, as the checkpoint has it
 } Run;
 
 // Stopping: the first SIGINT, SIGTERM or SIGUSR1 ends the run after the step, with a checkpoint; a
-// second one ends it at once. SIGUSR2 saves and goes on.
-static volatile sig_atomic_t stop_signal = 0, save_signal = 0;
+// second SIGINT or SIGTERM ends it at once. SIGUSR2 saves and goes on.
 static void on_signal(int number) {
     if (number == SIGUSR2) { save_signal = 1; return; }
-    if (stop_signal && number != SIGUSR1) _exit(128 + number);
+    int was = stop_signal;
+    static const char note[] = "\nstopping after this step; once more: at once, without saving\n";
+    if (was && was != SIGUSR1 && number != SIGUSR1) _exit(128 + number);
     stop_signal = number;
+    if (rank == 0 && number != SIGUSR1 && write(STDERR_FILENO, note, sizeof note - 1) < 0) return;
 }
-static void signals_install(void) {
+static int stop_agreed(void) { // has a signal asked any rank to stop? All ranks ask together.
+    int64_t is_asked = stop_signal != 0;
+    comm_max_int(&is_asked, 1);
+    return (int)is_asked;
+}
+static void signals_install(int is_ready) { // while a run is being set up, the first ^C ends it
     struct sigaction action;
     memset(&action, 0, sizeof action);
     action.sa_handler = on_signal;
     action.sa_flags = SA_RESTART;
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
     sigaction(SIGUSR1, &action, NULL);
     sigaction(SIGUSR2, &action, NULL);
     signal(SIGPIPE, SIG_IGN); // a closed pipe is a write error, not the end,
     signal(SIGXFSZ, SIG_IGN); // and so is a file that grows over `ulimit -f`
+    if (!is_ready) return;
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
 }
 
 // --- 15.1 loss on held-out data ---
@@ -4287,12 +4345,12 @@ static Evaluation evaluate(Run *run, Data *d, uint64_t max_samples) {
     if (max_samples > 0 && max_samples < samples) samples = max_samples;
     size_t batches = (size_t)((samples + B - 1) / B);
     double sum = 0, bytes = 0, *sums = (double *)host_alloc(2 * batches * sizeof(double));
-    for (size_t k = (size_t)rank; k < batches; k += (size_t)ranks) {
+    for (size_t k = (size_t)rank; k < batches && !stop_signal; k += (size_t)ranks) {
         uint64_t first = (uint64_t)k * B;
         size_t count = (size_t)(samples - first < B ? samples - first : B);
         data_batch(d, first, count, run->batch, run->window);
         to_dev(model->tokens, run->batch, 2 * count * T * sizeof(int32_t));
-        gpt_forward(model, model->tokens, count, T);
+        gpt_forward(model, model->tokens, count, T, NO_CACHE);
         gpt_head(model, model->tokens + count * T, count * T, 0, 0);
         sums[2 * k] = gpt_loss(model, count * T);
         for (size_t i = 0; i < count * T; i++) {
@@ -4317,7 +4375,8 @@ static Evaluation evaluate(Run *run, Data *d, uint64_t max_samples) {
 // llm.c's file: 256 int32 {20240522, 1, examples, ..}; then of each example, in uint16: 65535, its
 // bytes, number, right one, completions; tokens of the context, then of each completion, counts
 // first. The ranks share out the examples. Returns the share that is right.
-static double hellaswag(Run *run) {
+// only_check: the file is gone through, without the model.
+static double hellaswag(Run *run, int only_check) {
     enum { MAGIC = 20240522, FIXED = 6 };
     const char *path = run->flags.hellaswag;
     size_t bytes, right = 0, T = run->model.T, V = run->model.config.V;
@@ -4329,7 +4388,7 @@ static double hellaswag(Run *run) {
           header[0], header[1], header[2], MAGIC);
     const uint16_t *at = (const uint16_t *)(const void *)(text + 1024);
     const uint16_t *end = at + (bytes - 1024) / 2;
-    for (int k = 0; k < header[2]; k++) {
+    for (int k = 0; k < header[2] && !stop_signal; k++) {
         const uint16_t *e = at;
         check(end - at >= FIXED && e[0] == 65535 && e[3] < e[4] && e[1] / 2 <= end - at &&
               e[5] > 0 && e[1] / 2 > FIXED + e[5], EXIT_INPUT, "%s: example %d is damaged or cut "
@@ -4351,10 +4410,10 @@ static double hellaswag(Run *run) {
                 if (i + 1 < n) tokens[i] = token;
                 if (i > 0) targets[i - 1] = token;
             }
-            if (k % ranks != rank) continue;
+            if (only_check || k % ranks != rank) continue;
             double loss = 0;
             to_dev(run->model.tokens, run->batch, 2 * T * sizeof(int32_t));
-            gpt_forward(&run->model, run->model.tokens, 1, n - 1);
+            gpt_forward(&run->model, run->model.tokens, 1, n - 1, NO_CACHE);
             gpt_head(&run->model, run->model.tokens + T, n - 1, 0, 0);
             gpt_loss(&run->model, n - 1);
             for (size_t i = e[5] - 1u; i < n - 1; i++)
@@ -4406,8 +4465,9 @@ static void inject_weight(Model *model, uint64_t step) {
 
 // Is x far above the last values? More than ten times the largest of at least 16 (Megatron-LM's
 // rule), or, when the window is full, more than zscore deviations above the mean (llm.c's).
-// These are taken as 1 % of the mean at least: what has settled is not held to its own noise.
-static int is_spike(const double *window, uint64_t count, double x, double zscore) {
+// These are taken as 1 % of the mean at least: what has settled is not held to its own noise. Below
+// `least` nothing does harm: a model that knows its text by heart has losses near 0.
+static int is_spike(const double *window, uint64_t count, double x, double zscore, double least) {
     size_t n = count < WINDOW ? (size_t)count : WINDOW;
     double sum = 0, squares = 0, largest = 0;
     for (size_t i = 0; i < n; i++) {
@@ -4416,7 +4476,7 @@ static int is_spike(const double *window, uint64_t count, double x, double zscor
         largest = fmax(largest, window[i]);
     }
     double mean = sum / WINDOW, deviation = sqrt(fmax(0, squares / WINDOW - mean * mean));
-    if (zscore == 0 || n < 16) return 0;
+    if (zscore == 0 || n < 16 || x < least) return 0;
     if (x > 10 * largest) return 1;
     return n == WINDOW && x - mean > zscore * fmax(deviation, 0.01 * mean);
 }
@@ -4453,8 +4513,8 @@ static void train_apply(Run *run) {
     uint64_t count = state->window_count, at = count % WINDOW;
     if (loss_scale_overflowed(run)) return;
     int is_finite = isfinite(run->loss) && isfinite(run->norm);
-    int is_off = is_finite && (is_spike(losses, count, run->loss, z) ||
-                               is_spike(norms, count, run->norm, z));
+    int is_off = is_finite && (is_spike(losses, count, run->loss, z, 1) || // 1 nat
+                               is_spike(norms, count, run->norm, z, f->grad_clip)); // not clipped
     if (is_finite && !is_off) {
         state->window_count++;
         state->scale_steps++;
@@ -4491,7 +4551,7 @@ static void train_step(Run *run) {
         data_batch(&run->train, first, B, run->batch, run->window);
         to_dev(model->tokens, run->batch, 2 * B * T * sizeof(int32_t));
         clock_lap(&run->clock, PHASE_input);
-        gpt_forward(model, model->tokens, B, T);
+        gpt_forward(model, model->tokens, B, T, NO_CACHE);
         gpt_head(model, model->tokens + B * T, B * T, dloss, accumulate);
         gpt_keep_loss(model, i, B * T);
         clock_lap(&run->clock, PHASE_forward);
@@ -4564,16 +4624,19 @@ static void report_step(Run *run, double ms) {
 }
 static void report_validation(Run *run) {
     if (*run->flags.hellaswag) {
-        double accuracy = hellaswag(run);
+        double accuracy = hellaswag(run, 0);
+        if (stop_agreed()) return;
         char *line = text_of("step %" PRIu64 " | HellaSwag %.4f", run->state.step, accuracy);
         print_line(run, line, 0);
         free(line);
         Text t = { NULL, 0, 0 };
         text_add(&t, "{\"step\":%" PRIu64 ",\"hellaswag\":%.9g}", run->state.step, accuracy);
         log_line(&run->log, &t);
+        clock_lap(&run->clock, PHASE_validation);
     }
     if (!run->has_val) return;
     Evaluation e = evaluate(run, &run->val, (uint64_t)run->flags.val_batches * run->model.B);
+    if (stop_agreed()) return; // it was cut short
     Text line = { NULL, 0, 0 }, t = { NULL, 0, 0 };
     text_add(&line, "step %" PRIu64 " | validation loss %.4f | ", run->state.step, e.loss);
     if (isfinite(e.bits_per_byte)) text_add(&line, "%.4f bits per byte", e.bits_per_byte);
@@ -4613,6 +4676,7 @@ static void run_save(Run *run) {
     int error = (int)failure;
     clock_lap(&run->clock, PHASE_checkpoint);
     run->save_failures = error ? run->save_failures + 1 : 0;
+    run->save_error = error;
     const char *why = error == EDOM ? "a weight is NaN or Inf" : strerror(error);
     if (error) say("warning: step %" PRIu64 ": checkpoint failed: %s; earlier ones are kept\n",
                    run->state.step, why);
@@ -4642,6 +4706,7 @@ static void run_roll_back(Run *run) {
     state->spiked = now.spiked;
     state->skipped_in_row = 0;
     state->rollbacks = now.rollbacks + 1;
+    run->saved_step = UINT64_MAX; // that checkpoint knows nothing of the rollback
     run->useful_ms = run->saved_ms;
     run_check_replicas(run);
     clock_lap(&run->clock, PHASE_checkpoint);
@@ -4673,7 +4738,7 @@ static void print_evaluation(Run *run) { // --eval: one JSON object
         log_number(&t, "bits_per_byte", e.bits_per_byte);
         text_add(&t, ",\"tokens\":%" PRIu64, e.tokens);
     }
-    if (*f->hellaswag) log_number(&t, "hellaswag", hellaswag(run));
+    if (*f->hellaswag) log_number(&t, "hellaswag", hellaswag(run, 0));
     if (rank == 0) printf("{%s}\n", t.at + 1);
     free(t.at);
 }
@@ -4681,7 +4746,7 @@ static void print_evaluation(Run *run) { // --eval: one JSON object
 static int train(Run *run) {
     const Flags *f = &run->flags;
     State *state = &run->state;
-    signals_install();
+    signals_install(1);
     clock_start(&run->clock);
     if (state->step >= (uint64_t)f->steps)
         say("nothing to do: step %" PRIu64 " of %" PRId64 " is done\n", state->step, f->steps);
@@ -4707,18 +4772,14 @@ static int train(Run *run) {
     }
     clock_read(&run->clock);
     report_time(run);
-    if (stop) {
-        run_save(run);
-        check(run->saved_step == state->step || f->keep == 0, EXIT_IO, "stopped, but step %" PRIu64
-              " could not be saved", state->step);
-        if (f->keep == 0) say("\nstopped at step %" PRIu64 "; --keep 0: not saved\n", state->step);
-        else say("\nstopped, saved step %" PRIu64 "; go on with --resume\n", state->step);
-        return stop == SIGUSR1 ? 0 : 128 + stop;
-    }
-    check(run->saved_step == state->step || f->keep == 0, EXIT_IO, "%s: the last checkpoint could "
-          "not be written", f->out);
-    say("next: ./train_gpt --sample \"...\" --out %s\n", f->out);
-    return 0;
+    if (stop) run_save(run);
+    check(run->saved_step == state->step || f->keep == 0, run->save_error == EDOM ? EXIT_NUMERICS :
+          EXIT_IO, "%s: step %" PRIu64 ", the last one, could not be saved", f->out, state->step);
+    if (stop && f->keep > 0) say("\nstopped, saved step %" PRIu64 "; go on with --resume --out "
+                                 "'%s'\n", state->step, f->out);
+    else if (f->keep == 0) say("\nstep %" PRIu64 "; --keep 0: not saved\n", state->step);
+    else say("next: ./train_gpt --sample \"...\" --out '%s'\n", f->out);
+    return stop == 0 || stop == SIGUSR1 ? 0 : 128 + stop;
 }
 
 // --- 15.4 setting up ---
@@ -4745,8 +4806,10 @@ static void out_claim(Run *run) {
     unlink(probe);
     check(!error, EXIT_IO, "--out %s: cannot write there: %s", out, strerror(error));
     run->lock = open(lock, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    check(run->lock >= 0 && flock(run->lock, LOCK_EX | LOCK_NB) == 0, EXIT_IO, "--out %s: another "
-          "run is using it (%s); choose another --out", out, lock);
+    int is_ours = run->lock >= 0 && flock(run->lock, LOCK_EX | LOCK_NB) == 0;
+    check(is_ours || errno != EWOULDBLOCK, EXIT_IO, "--out %s: another run is using it (%s); "
+          "choose another --out", out, lock);
+    check(is_ours, EXIT_IO, "--out %s: cannot lock %s: %s", out, lock, strerror(errno));
     DIR *dir = opendir(out);
     for (struct dirent *e; dir != NULL && (e = readdir(dir)) != NULL; ) {
         size_t length = strlen(e->d_name);
@@ -4803,16 +4866,27 @@ static Config config_of_flags(const Flags *f, const Tokenizer *tokenizer) {
 static void flags_check_config(const Flags *f, const Config *c, const char *source) {
     const int flags[] = { F_layers, F_heads, F_channels, F_max_seq_len, F_vocab_size };
     const size_t values[] = { c->L, c->NH, c->C, c->maxT, c->V };
+    Flags wanted = *f;
+    flags_apply_model(&wanted);
     for (int i = 0; i < 5; i++) {
-        int64_t value = *flag_int(f, flags[i]);
-        check(!f->given[flags[i]] || value == (int64_t)values[i], EXIT_USAGE,
-              "--%s %" PRId64 ": %s has %zu", flag_infos[flags[i]].name, value, source, values[i]);
+        int64_t value = *flag_int(&wanted, flags[i]);
+        int is_given = f->given[flags[i]] || (*f->model && f->given[F_model] && i < 3);
+        check(!is_given || value == (int64_t)values[i], EXIT_USAGE, "--%s %" PRId64 ": %s has %zu; "
+              "a model that is loaded keeps its shape", flag_infos[flags[i]].name, value, source,
+              values[i]);
     }
+}
+static void flags_take_config(Flags *f, const Config *c) { // what is recorded is what is there
+    f->layers = (int64_t)c->L;
+    f->heads = (int64_t)c->NH;
+    f->channels = (int64_t)c->C;
+    f->max_seq_len = (int64_t)c->maxT;
+    f->vocab_size = (int64_t)c->V;
 }
 static void data_setup(Run *run) {
     const Flags *f = &run->flags;
     size_t V = run->model.config.V, T = run->model.T;
-    if (*f->train) {
+    if (*f->train && !(f->eval && *f->val)) {
         run->train = data_open(f->train, &run->tokenizer, run->tokenizer.name, V);
         uint64_t count = run->train.count, held = 0;
         if (!*f->val && f->val_fraction > 0) {
@@ -4833,15 +4907,25 @@ static void data_setup(Run *run) {
     run->window = (int32_t *)host_alloc((T + 1) * sizeof(int32_t));
     run->batch = (int32_t *)host_alloc(2 * run->model.B * T * sizeof(int32_t));
 }
+static void log_mend(const char *path) { // what a crash left of its last line is dropped
+    struct stat st;
+    char last = '\n';
+    int fd = stat(path, &st) == 0 && S_ISREG(st.st_mode) ? open(path, O_RDWR | O_CLOEXEC) : -1;
+    if (fd < 0) return;
+    while (st.st_size > 0 && pread(fd, &last, 1, st.st_size - 1) == 1 && last != '\n') st.st_size--;
+    if (ftruncate(fd, st.st_size) != 0) warn("%s: %s", path, strerror(errno));
+    close(fd);
+}
 static void log_open(Run *run) {
     const Flags *f = &run->flags;
     if (rank > 0) return;
-    run->log.path = *f->log ? text_of("%s", f->log) : text_of("%s/log.jsonl", f->out);
+    OutFile *log = &run->log.file;
+    log->path = *f->log ? text_of("%s", f->log) : text_of("%s/log.jsonl", f->out);
+    if (run->state.step > 0) log_mend(log->path);
     int keep = run->state.step > 0 ? O_APPEND : O_TRUNC; // O_NONBLOCK: a FIFO may have no reader
-    int fd = open(run->log.path, O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK | keep, 0666);
-    if (fd >= 0) fcntl(fd, F_SETFL, O_APPEND); // from here on a slow reader is waited for
-    run->log.file = fd >= 0 ? fdopen(fd, "a") : NULL;
-    check(run->log.file != NULL, EXIT_IO, "--log %s: %s", run->log.path, strerror(errno));
+    log->fd = open(log->path, O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK | keep, 0666);
+    check(log->fd >= 0, EXIT_IO, "--log %s: %s", log->path, strerror(errno));
+    fcntl(log->fd, F_SETFL, O_APPEND); // from here on a slow reader is waited for
     char host[256] = "unknown";
     gethostname(host, sizeof host - 1);
     Text t = { NULL, 0, 0 };
@@ -4872,6 +4956,8 @@ static void run_load(Run *run, Ckpt *ckpt, int is_training) {
               " with %08" PRIx64 "; --allow_data_change goes on all the same", ckpt->folder,
               run->state.train_files, run->state.train_tokens, run->state.train_crc,
               now.train_files, now.train_tokens, now.train_crc);
+        if (!is_same || run->saved_batch_tokens != batch_tokens(&run->flags))
+            run->state.window_count = 0; // losses and norms will be others
         memcpy(run->state.train_files, now.train_files, sizeof now.train_files);
         run->state.train_crc = now.train_crc;
         run->state.train_tokens = now.train_tokens;
@@ -4921,6 +5007,8 @@ static int run_choose_model(Run *run, int is_training, Ckpt *ckpt, St *init) {
     Flags *f = &run->flags;
     Config *c = &run->model.config;
     check(!f->resume || !f->given[F_init], EXIT_USAGE, "--resume and --init exclude each other");
+    check(f->plan + f->eval + f->given[F_sample] + f->resume <= 1, EXIT_USAGE, "of --plan, "
+          "--sample, --eval and --resume only one can be given");
     int is_init = *f->init && !is_training; // training looks for checkpoints even with --init
     int has_ckpt = !f->plan && !is_init && ckpt_open_newest(ckpt, f->out);
     check(has_ckpt || !f->resume, EXIT_INPUT, "--resume: no checkpoint in %s", f->out);
@@ -4928,23 +5016,36 @@ static int run_choose_model(Run *run, int is_training, Ckpt *ckpt, St *init) {
           "--resume, or choose another --out", ckpt->folder);
     check(has_ckpt || f->plan || is_training || *f->init, EXIT_INPUT, "no checkpoint in %s: name a "
           "run's folder with --out, or a model with --init", f->out);
+    char *source = NULL; // of the model
     if (has_ckpt) {
-        const char *saved = st_meta(&ckpt->state, "flags");
-        flags_merge_saved(f, json_open(ckpt->state.file.path, saved, strlen(saved)));
-    } else flags_apply_model(f);
+        const char *text = st_meta(&ckpt->state, "flags");
+        Flags saved = flags_merge_saved(f, json_open(ckpt->state.file.path, text, strlen(text)));
+        run->saved_batch_tokens = batch_tokens(&saved);
+        source = text_of("%s/model.safetensors", ckpt->folder);
+        *c = ckpt->config;
+    } else if (*f->init) {
+        source = init_file(f->init, c);
+        const char *end = strrchr(source, '.');
+        (end && !strcmp(end, ".json") ? st_open_index : st_open)(init, source);
+        size_t wanted = is_training ? (size_t)f->seq_len : SIZE_MAX; // all positions, as published
+        if (!f->given[F_seq_len]) f->seq_len = (int64_t)min_size(wanted, c->maxT);
+    }
     // Without --tokenizer a model that comes with one keeps it.
-    char *beside = text_of("%s/tokenizer.json", has_ckpt ? ckpt->folder : f->init);
-    int is_own = !f->given[F_tokenizer] && (has_ckpt || (*f->init && access(beside, R_OK) == 0));
-    run->tokenizer = tok_load(!is_own ? f->tokenizer : has_ckpt ? ckpt->folder : f->init);
-    free(beside);
-    if (has_ckpt) *c = ckpt->config;
-    else if (*f->init) {
-        char *path = init_file(f->init, c);
-        flags_check_config(f, c, path);
-        const char *end = strrchr(path, '.');
-        (end && !strcmp(end, ".json") ? st_open_index : st_open)(init, path);
-        if (!f->given[F_seq_len]) f->seq_len = (int64_t)min_size((size_t)f->seq_len, c->maxT);
-    } else *c = config_of_flags(f, &run->tokenizer);
+    char *folder = source ? path_beside(source, ".") : NULL;
+    char *own = folder && !f->given[F_tokenizer] ? tok_file_in(folder, 0) : NULL;
+    run->tokenizer = tok_load(own ? folder : f->tokenizer);
+    if (source) flags_check_config(f, c, source);
+    else {
+        flags_apply_model(f);
+        *c = config_of_flags(f, &run->tokenizer);
+    }
+    if (source && !own && !f->given[F_tokenizer] && run->tokenizer.vocab_size != c->V && rank == 0)
+        warn("no tokenizer beside %s, of vocab_size %zu; --tokenizer is %s", source, c->V,
+             f->tokenizer);
+    flags_take_config(f, c);
+    if (!is_training && !f->plan) f->total_batch_tokens = 0; // these are for training
+    if (!is_training && !f->given[F_hellaswag]) f->hellaswag = "";
+    free(folder), free(own);
     check((size_t)f->seq_len <= c->maxT, EXIT_USAGE, "--seq_len %" PRId64 ": the model has %zu "
           "positions (--max_seq_len)", f->seq_len, c->maxT);
     check(run->tokenizer.vocab_size <= c->V, EXIT_INPUT, "tokenizer %s has %zu tokens, the model's "
@@ -4974,7 +5075,7 @@ static void run_tune(Run *run) {
     size_t B = model->B, T = model->T;
     char *path = text_of("%s/matmul.tuned", run->flags.out);
     matmul_tune(path);
-    gpt_forward(model, model->tokens, B, T);
+    gpt_forward(model, model->tokens, B, T, NO_CACHE);
     gpt_head(model, model->tokens + B * T, B * T, 1, 0);
     gpt_backward(model, model->tokens, B, T, 0);
     dev_sync();
@@ -4993,6 +5094,7 @@ static void run_open(Run *run, const Flags *given) {
     check(!is_training || *f->train || f->resume, EXIT_USAGE, "--train FILE is needed: a text "
           "file, or token shards (--help lists all flags)");
     check(*f->out, EXIT_USAGE, "--out is empty");
+    if (is_training) signals_install(0);
     check(omp_get_max_threads() <= 1024, EXIT_USAGE, "OMP_NUM_THREADS: %d threads, limit 1024",
           omp_get_max_threads());
     check(!f->json || f->plan, EXIT_USAGE, "--json goes with --plan");
@@ -5013,12 +5115,15 @@ static void run_open(Run *run, const Flags *given) {
           PRECISION_NAME);
     // A resume with another number of ranks keeps the batch.
     if (ranks > 1 && f->total_batch_tokens == 0 && is_training)
-        f->total_batch_tokens = f->batch_size * f->seq_len * ranks;
+        f->total_batch_tokens = has_ckpt ? run->saved_batch_tokens
+                                         : f->batch_size * f->seq_len * ranks;
+    if (!has_ckpt) run->saved_batch_tokens = batch_tokens(f);
     model->passes = num_micro_batches(f);
     model->levels = f->pairwise && model->is_trained ? __builtin_ctzll(num_micro_batches(f)) : 0;
     model->cache_T = f->given[F_sample] || f->sample_every > 0 ? model->config.maxT : 0;
     if (f->plan) return;
     if (!f->given[F_sample]) data_setup(run);
+    if (!f->given[F_sample] && *f->hellaswag) hellaswag(run, 1);
     check(!f->eval || run->has_val || *f->hellaswag, EXIT_USAGE, "--eval needs --val or "
           "--hellaswag");
     run->state.train_crc = run->train.crc;

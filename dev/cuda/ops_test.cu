@@ -287,10 +287,10 @@ static void model_case(size_t B, size_t T, size_t L, size_t NH, size_t C, size_t
     for (uint64_t step = 0; step < 10; step++) {
         for (size_t i = 0; i < 2 * B * T; i++)
             a.tokens[i] = b.tokens[i] = (int32_t)(hash64(step % 3 * 1000 + i) % V);
-        gpt_forward(&a, a.tokens, B, T);
+        gpt_forward(&a, a.tokens, B, T, NO_CACHE);
         gpt_head(&a, a.tokens + B * T, B * T, (real)scale, 0);
         gpt_backward(&a, a.tokens, B, T, 0);
-        cpu::gpt_forward(&b, b.tokens, B, T);
+        cpu::gpt_forward(&b, b.tokens, B, T, cpu::NO_CACHE);
         cpu::gpt_head(&b, b.tokens + B * T, B * T, scale, 0);
         cpu::gpt_backward(&b, b.tokens, B, T, 0);
         double d = fabs(gpt_loss(&a, B * T) - cpu::gpt_loss(&b, B * T)) * scale;
