@@ -6,7 +6,8 @@
 //           the number of ranks a node may follow (2): mpirun -np 6 ./collectives check 3
 //   exit    1 after a difference; a bad choice is only printed
 //   terms   p ranks, n elements, a round = messages that can travel at the same time;
-//           a message of m bytes takes alpha + beta m seconds (Hockney 1994)
+//           a message of m bytes takes alpha + beta m seconds (Hockney 1994), and m additions
+//           gamma m (Rabenseifner 2004)
 #include <math.h>
 #include <mpi.h>
 #include <stdio.h>
@@ -20,9 +21,9 @@ typedef struct { int first, step, count, me, link; } Line;
 static int wrap(Line l, int i) { return (i % l.count + l.count) % l.count; }
 
 static int rank, p, node_ranks = 2, failures = 0;
-// Counted on this rank: elements sent on each kind of link, rounds it took part in, and the
-// elements that pass its link in these rounds, in or out (both at once count once).
-static size_t sent[2], rounds, path;
+// Counted on this rank: elements sent on each kind of link, rounds it took part in, the elements
+// that pass its link in these rounds, in or out (both at once count once), and additions.
+static size_t sent[2], rounds, path, adds;
 
 // --- messages ---
 enum { NOBODY = 1 << 30 };
@@ -45,6 +46,7 @@ static void receive(Line l, double *x, size_t n, int from) {
 }
 static void add(double *x, const double *y, size_t n) {
     for (size_t i = 0; i < n; i++) x[i] += y[i];
+    adds += n;
 }
 // Block i, modulo l.count, of n elements in l.count blocks, whose lengths differ by one at most.
 static size_t block_start(Line l, size_t n, int i) {
@@ -55,8 +57,7 @@ static size_t block_count(Line l, size_t n, int i) {
 }
 
 // --- ring: p - 1 rounds each; every rank sends (p - 1) / p of n ---
-// After it, block r of x is the sum on rank r.
-static void ring_reduce_scatter(Line l, double *x, double *work, size_t n) {
+static void ring_reduce_scatter(Line l, double *x, double *work, size_t n) { // to block r on rank r
     for (int step = 1; step < l.count; step++) {
         int out = l.me - step, in = l.me - step - 1;
         exchange(l, x + block_start(l, n, out), block_count(l, n, out), l.me + 1, work,
@@ -78,6 +79,11 @@ static void ring_all_reduce(Line l, double *x, double *work, size_t n) {
 }
 
 // --- trees: log2 p rounds, up ---
+static int log2_up(int v) {
+    int k = 0;
+    while (1 << k < v) k++;
+    return k;
+}
 static void tree_reduce(Line l, double *x, double *work, size_t n) { // the sum on the first rank
     for (int step = 1; step < l.count; step *= 2) {
         if (l.me % (2 * step) == step) send(l, x, n, l.me - step);
@@ -88,10 +94,8 @@ static void tree_reduce(Line l, double *x, double *work, size_t n) { // the sum 
     }
 }
 static void tree_broadcast(Line l, double *x, double *work, size_t n) { // of the first rank's x
-    int top = 1;
     (void)work;
-    while (top < l.count) top *= 2;
-    for (int step = top / 2; step > 0; step /= 2) {
+    for (int step = (1 << log2_up(l.count)) / 2; step > 0; step /= 2) {
         if (l.me % (2 * step) == step) receive(l, x, n, l.me - step);
         if (l.me % (2 * step) == 0 && l.me + step < l.count) send(l, x, n, l.me + step);
     }
@@ -158,8 +162,8 @@ static void torus_all_reduce(Line all, double *x, double *work, size_t n) {
     ring_all_reduce(column, x + block_start(row, n, row.me), work, block_count(row, n, row.me));
     ring_all_gather(row, x, work, n);
 }
-// --- hierarchical: a sum on the leader of each node, a ring of the leaders, and back. Nodes of
-// node_ranks ranks, the last may have fewer; here they are pretended ---
+// --- hierarchical: a sum on the leader of each node, a ring of the leaders, and back. A node is
+// node_ranks ranks, the last may be fewer; here all are on one machine and only called so ---
 static int num_nodes(void) { return (p + node_ranks - 1) / node_ranks; }
 static void node_all_reduce(Line all, double *x, double *work, size_t n) {
     int first = all.me / node_ranks * node_ranks;
@@ -194,35 +198,30 @@ static const Collective list[] = {
 };
 enum { COUNT = sizeof list / sizeof *list, RING = 0, ALL_REDUCES = 6 };
 
-static int log2_up(int v) {
-    int k = 0;
-    while (1 << k < v) k++;
-    return k;
-}
-// What the formulas say: elements that pass the busiest rank's link, its rounds, and the elements
-// that all ranks together send on each kind of link. Where the path is 1 / p of the total, as in a
-// ring and a torus, every rank sends the same: none can send more, so none sends less.
-typedef struct { double path, rounds, total[2]; } Cost;
+// What the formulas say: the busiest rank's rounds, elements that pass its link and additions, and
+// the elements that all ranks together send on each kind of link. Where the path is 1 / p of the
+// total, as in a ring and a torus, every rank sends the same: none can send more, so none less.
+typedef struct { double rounds, path, adds, total[2]; } Cost;
 static Cost formula(int k, size_t n) {
     double all = (double)n, others = p - 1, share = others / p * all, depth = log2_up(p);
     double rows = torus_rows(), columns = p / rows, nodes = num_nodes();
-    double node_depth = log2_up(p < node_ranks ? p : node_ranks);
+    double up = log2_up(p < node_ranks ? p : node_ranks), part = up + (nodes - 1) / nodes;
     int is_power = (p & (p - 1)) == 0, core = is_power ? p : 1 << (log2_up(p) - 1);
-    double doubling = is_power ? depth : depth + 1;
     const Cost costs[COUNT] = { // in the order of the list
-        { 2 * share, 2 * others, { 2 * others * all, 0 } },
-        { 2 * depth * all, 2 * depth, { 2 * others * all, 0 } },
-        { doubling * all, doubling, { (core * log2_up(core) + 2 * (p - core)) * all, 0 } },
-        { 2 * others * all, 2 * others, { 2 * others * all, 0 } },
-        { 2 * share, 2 * (columns + rows - 2),
+        { 2 * others, 2 * share, share, { 2 * others * all, 0 } },
+        { 2 * depth, 2 * depth * all, depth * all, { 2 * others * all, 0 } },
+        { depth + !is_power, (depth + !is_power) * all, depth * all,
+          { (core * log2_up(core) + 2 * (p - core)) * all, 0 } },
+        { 2 * others, 2 * others * all, others * all, { 2 * others * all, 0 } },
+        { 2 * (columns + rows - 2), 2 * share, share,
           { 2 * (columns - 1) * rows * all, 2 * (rows - 1) * all } },
-        { 2 * (node_depth + (nodes - 1) / nodes) * all, 2 * (node_depth + nodes - 1),
+        { 2 * (up + nodes - 1), 2 * part * all, part * all,
           { 2 * (p - nodes) * all, 2 * (nodes - 1) * all } },
-        { depth * all, depth, { others * all, 0 } },
-        { depth * all, depth, { others * all, 0 } },
-        { share, others, { others * all, 0 } },
-        { share, p > 1, { others * all, 0 } },
-        { share, others, { others * all, 0 } },
+        { depth, depth * all, depth * all, { others * all, 0 } },
+        { depth, depth * all, 0, { others * all, 0 } },
+        { others, share, share, { others * all, 0 } },
+        { p > 1, share, share, { others * all, 0 } },
+        { others, share, 0, { others * all, 0 } },
     };
     return costs[k];
 }
@@ -246,7 +245,7 @@ static void check_one(int k, size_t n) {
     if (c->what == GATHER)
         MPI_Allgatherv(x + starts[rank], counts[rank], MPI_DOUBLE, want, counts, starts, MPI_DOUBLE,
                        MPI_COMM_WORLD);
-    sent[NEAR] = sent[FAR] = rounds = path = 0;
+    sent[NEAR] = sent[FAR] = rounds = path = adds = 0;
     x[n] = 77; // must not be touched
     c->run(all, x, work, n);
     size_t lo = c->where == OWN_BLOCK ? block_start(all, n, rank) : 0;
@@ -262,21 +261,23 @@ static void check_one(int k, size_t n) {
         MPI_Bcast(want, (int)n, MPI_DOUBLE, 0, MPI_COMM_WORLD);
         if (memcmp(want, x, n * sizeof *x)) worst = INFINITY;
     }
-    double mine[5] = { worst, (double)path, (double)rounds, (double)sent[NEAR], (double)sent[FAR] };
-    double most[3], total[2];
-    MPI_Allreduce(mine, most, 3, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
-    MPI_Allreduce(mine + 3, total, 2, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+    double mine[] = { worst, (double)rounds, (double)path, (double)adds };
+    double most[4], own[] = { (double)sent[NEAR], (double)sent[FAR] }, total[2];
+    MPI_Allreduce(mine, most, 4, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
+    MPI_Allreduce(own, total, 2, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
     Cost f = formula(k, n);
     // Where the blocks differ in length, one is up to an element longer in each of 2 (p - 1)
     // rounds; the totals are exact all the same.
     int is_even = n % (size_t)p == 0 && n % (size_t)num_nodes() == 0;
-    int is_good = most[0] <= 1e-12 * p && most[2] == f.rounds &&
-                  fabs(most[1] - f.path) <= (is_even ? 1e-9 * f.path : 2 * p) &&
-                  total[NEAR] == f.total[NEAR] && total[FAR] == f.total[FAR];
+    double margin = is_even ? 1e-9 * f.path : 2 * p;
+    int is_good = most[0] <= 1e-12 * p && most[1] == f.rounds && fabs(most[2] - f.path) <= margin &&
+                  fabs(most[3] - f.adds) <= margin && total[NEAR] == f.total[NEAR] &&
+                  total[FAR] == f.total[FAR];
     if (!is_good && rank == 0)
-        printf("FAIL %s, p %d, n %zu: off by %g; counted, formula: path %g, %g; rounds %g, %g; "
-               "near %g, %g; far %g, %g\n", c->name, p, n, most[0], most[1], f.path, most[2],
-               f.rounds, total[NEAR], f.total[NEAR], total[FAR], f.total[FAR]);
+        printf("FAIL %s, p %d, n %zu: off by %g; counted, formula: rounds %g, %g; path %g, %g; "
+               "additions %g, %g; near %g, %g; far %g, %g\n", c->name, p, n, most[0], most[1],
+               f.rounds, most[2], f.path, most[3], f.adds, total[NEAR], f.total[NEAR], total[FAR],
+               f.total[FAR]);
     failures += !is_good;
     free(x); free(want); free(work); free(counts); free(starts);
 }
@@ -290,12 +291,11 @@ static void check_model(void) {
     failures += (p == 4 || p == 6) && torus_rows() != 2; // the formulas would agree with a ring
 }
 // --- times ---
-// Seconds of each collective, and of MPI's, at n elements: the best of 40, of the slowest rank. In
-// turn, so that other work on the machine hits all alike.
+// Seconds of each collective, and of MPI's, at n elements: the best of 40, of the slowest rank. Not
+// in turns: what ran before leaves the cache so that ring and torus, the same for p = 2, differ.
 static void measure(size_t n, double *x, double *work, double best_s[COUNT + 1]) {
     Line all = { 0, 1, p, rank, NEAR };
-    for (int k = 0; k <= COUNT; k++) best_s[k] = INFINITY;
-    for (int i = 0; i < 40; i++) for (int k = 0; k <= COUNT; k++) {
+    for (int k = 0; k <= COUNT; k++) for (int i = 0; i < 40; i++) {
         double slowest;
         MPI_Barrier(MPI_COMM_WORLD);
         double start = MPI_Wtime();
@@ -303,28 +303,32 @@ static void measure(size_t n, double *x, double *work, double best_s[COUNT + 1])
         else MPI_Allreduce(x, work, (int)n, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
         double s = MPI_Wtime() - start;
         MPI_Allreduce(&s, &slowest, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
-        best_s[k] = fmin(best_s[k], slowest);
+        best_s[k] = i > 0 ? fmin(best_s[k], slowest) : slowest;
     }
 }
 enum { SIZES = 6, LARGEST = 1 << 20 };
 static size_t size_of(int s) { return (size_t)LARGEST >> 4 * (SIZES - 1 - s); }
-// alpha and beta from ring all-reduces: time = rounds alpha + 8 path beta, least squares over the
-// sizes, each weighed by 1 / time so that small ones count.
-static void fit(double best_s[SIZES][COUNT + 1], double *alpha, double *beta) {
-    double aa = 0, ab = 0, bb = 0, at = 0, bt = 0;
+typedef struct { double alpha, beta, gamma; } Machine;
+// gamma from additions, of 65536 elements; alpha and beta from what is left of the ring's times,
+// least squares over the sizes, each weighed by 1 / time so that small ones count.
+static Machine fit(double best_s[SIZES][COUNT + 1], double *x, const double *y) {
+    double aa = 0, ab = 0, bb = 0, at = 0, bt = 0, start = MPI_Wtime();
+    for (int i = 0; i < 100; i++) add(x, y, 65536);
+    Machine m = { .gamma = (MPI_Wtime() - start) / 100 / 65536 };
     for (int s = 0; s < SIZES; s++) {
         Cost f = formula(RING, size_of(s));
         double a = f.rounds, b = 8 * f.path, t = best_s[s][RING], w = 1 / (t * t);
+        t -= m.gamma * f.adds;
         aa += w * a * a; ab += w * a * b; bb += w * b * b; at += w * a * t; bt += w * b * t;
     }
     double det = aa * bb - ab * ab;
-    *alpha = (at * bb - bt * ab) / det;
-    *beta = (aa * bt - ab * at) / det;
+    m.alpha = (at * bb - bt * ab) / det;
+    m.beta = (aa * bt - ab * at) / det;
+    return m;
 }
-// The all-reduce that the formulas hold for the fastest at each size, beside the one that was. On
-// a machine where other work runs or ranks share a core the bound may be missed: a report, no
-// failure.
-static void choose(double best_s[SIZES][COUNT + 1], double alpha, double beta) {
+// The all-reduce that should be the fastest by the formulas, at each size, beside the one that was.
+// Where other work runs or ranks share cores the bound may be missed: a report, no failure.
+static void choose(double best_s[SIZES][COUNT + 1], Machine m) {
     int misses = 0;
     printf("%10s  %-24s%13s%13s  %-24s%8s\n", "elements", "chosen by the formulas", "predicted us",
            "measured us", "fastest measured", "slower");
@@ -333,7 +337,7 @@ static void choose(double best_s[SIZES][COUNT + 1], double alpha, double beta) {
         double predicted = INFINITY;
         for (int k = 0; k < ALL_REDUCES; k++) {
             Cost f = formula(k, size_of(s));
-            double t = f.rounds * alpha + 8 * f.path * beta;
+            double t = m.alpha * f.rounds + m.beta * 8 * f.path + m.gamma * f.adds;
             if (t < predicted) { chosen = k; predicted = t; }
             if (best_s[s][k] < best_s[s][fastest]) fastest = k;
         }
@@ -347,13 +351,13 @@ static void choose(double best_s[SIZES][COUNT + 1], double alpha, double beta) {
            SIZES - misses, SIZES);
 }
 static void times(void) {
-    double *x = calloc(LARGEST, sizeof *x), *work = calloc(LARGEST, sizeof *work);
-    double best_s[SIZES][COUNT + 1], alpha, beta;
+    static double x[LARGEST], work[LARGEST];
+    double best_s[SIZES][COUNT + 1];
     for (int s = 0; s < SIZES; s++) measure(size_of(s), x, work, best_s[s]);
-    fit(best_s, &alpha, &beta);
+    Machine m = fit(best_s, x, work);
     if (rank == 0) {
-        printf("p %d: alpha %.3g us, beta %.3g ns/byte (%.3g GB/s)\n", p, 1e6 * alpha, 1e9 * beta,
-               1e-9 / beta);
+        printf("p %d: alpha %.3g us, beta %.3g ns/byte (%.3g GB/s), gamma %.3g ns\n", p,
+               1e6 * m.alpha, 1e9 * m.beta, 1e-9 / m.beta, 1e9 * m.gamma);
         printf("%-24s", "us, by elements");
         for (int s = 0; s < SIZES; s++) printf("%10zu", size_of(s));
         for (int k = 0; k <= COUNT; k++) {
@@ -361,10 +365,8 @@ static void times(void) {
             for (int s = 0; s < SIZES; s++) printf("%10.1f", 1e6 * best_s[s][k]);
         }
         printf("\n");
-        choose(best_s, alpha, beta);
+        choose(best_s, m);
     }
-    free(x);
-    free(work);
 }
 int main(int argc, char **argv) {
     const size_t sizes[] = { 0, 1, 2, 3, 5, 12, 64, 1000, 4097 };
