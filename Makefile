@@ -3,7 +3,7 @@
 # Settings:  CC=clang  OMP=0  SANITIZE=1  ARCH=x86-64-v3 (default: this machine)  PRECISION=FP64  MPI=0
 CC        = gcc
 # -fno-math-errno: sqrt in a loop is then an instruction, not a call. Never -ffast-math: NaN must show.
-CFLAGS    = -std=gnu11 -O3 -fno-math-errno -Wall -Wextra -Wno-unused-function -Wno-pass-failed
+CFLAGS    = -std=gnu11 -O3 -fno-math-errno -Wall -Wextra -Wno-unused-function -Wno-pass-failed $(if $(OPENMP),,-Wno-unknown-pragmas)
 ARCH      = native
 PRECISION = FP32
 OUT       = out

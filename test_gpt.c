@@ -1778,7 +1778,7 @@ static void test_json_reads_what_it_writes_and_refuses_the_rest(void) {
     const char *bad[] = { "\"", "\"\\q\"", "\"\\u12\"", "{\"a\" 1}", "{\"a\":}", "[1 2]", "[1,",
                          "{\"a\":1", "" };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        jmp_buf here;
+        jmp_buf here, *outer = die_recovers;
         volatile int refused = 1;
         die_recovers = &here;
         if (setjmp(here) == 0) {
@@ -1792,7 +1792,7 @@ static void test_json_reads_what_it_writes_and_refuses_the_rest(void) {
             } else json_string(&j, out, sizeof out);
             refused = 0;
         }
-        die_recovers = NULL;
+        die_recovers = outer;
         expect(refused, "%s was accepted", bad[i]);
     }
     free(t.at);
@@ -2145,7 +2145,7 @@ static void test_tokenizer_is_shared_by_threads(void) {
 
 // Refusals. Parses a text that must be refused with a line that contains `wanted`.
 static void expect_refused(const char *wanted, const char *text, size_t bytes) {
-    jmp_buf recover;
+    jmp_buf recover, *outer = die_recovers;
     Tokenizer t; // what a refused file has allocated is not freed: the program would end here
     memset(&t, 0, sizeof t);
     die_recovers = &recover;
@@ -2154,7 +2154,7 @@ static void expect_refused(const char *wanted, const char *text, size_t bytes) {
         tok_parse(&t, "bad", text, bytes);
         is_refused = 0;
     }
-    die_recovers = NULL;
+    die_recovers = outer;
     expect(is_refused, "\"%.60s\": loaded, wanted: %s", text, wanted);
     if (is_refused) expect(strstr(die_message, wanted) != NULL, "\"%.60s\": %s", text, die_message);
 }
@@ -2321,10 +2321,14 @@ static void test_spikes_are_told_from_noise(void) {
 
 static int num_passed = 0, num_failed = 0, num_skipped = 0;
 static void run_test(const char *name, void (*test)(void)) {
+    jmp_buf died; // by check(): this test has failed, the next one runs
     int before = failures;
     double start = now_ms();
     skip_reason = NULL;
-    test();
+    die_recovers = &died;
+    if (setjmp(died) == 0) test();
+    else expect(0, "%s", die_message);
+    die_recovers = NULL;
     if (skip_reason != NULL) { printf("skip %s: %s\n", name, skip_reason); num_skipped++; return; }
     int is_good = failures == before;
     printf("%s %s %s (%.0f ms)\n", is_good ? "ok  " : "FAIL", PRECISION_NAME, name, now_ms()

@@ -8,7 +8,7 @@
 //          ./train_gpt --resume                     go on where it stopped
 //          ./train_gpt --sample "Once upon"         continue a prompt with what was trained
 //          ./train_gpt --help                       all flags
-//          mpirun -np 4 ./train_gpt ...             the same training on 4 processes or GPUs
+//          mpirun -np 4 ./train_gpt ...             on 4 processes or GPUs (make MPI=1)
 //
 // Contents
 //   0  Read me first
@@ -37,7 +37,7 @@
 //
 // How to change it. A flag: a line in FLAGS (3). A parameter: a line in PARAMS (7.1); checkpoint,
 // init, optimizer and plan follow. An activation: a line in ACTS (7.2). An op: its forward and
-// backward in 6, its call in 8, its test in test_gpt.c.
+// backward in 6, its call in 8, its test in test_gpt.c. Then make sync: it copies shared sections.
 //
 // Glossary, one meaning for a letter
 //   B  sequences in a micro-batch     T  tokens of a sequence      N  = B * T rows

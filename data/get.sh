@@ -147,7 +147,7 @@ unpack_kjv() {      # needs no root: the packages are unpacked in a folder, not 
 }
 
 case $name in
---list) list ;;
+--list | --help | -h) list ;;
 text)
     for path in "$dir/tinyshakespeare.txt" "$dir/kjv.txt"; do
         if [ -s "$path" ]; then echo "$path"; exit 0; fi

@@ -449,6 +449,7 @@ static double number(const char *name, const char *value, double least, double m
 static int read_flags(int argc, char **argv) { // the files move to argv[0]..; returns their number
     int files = 0;
     for (int i = 1; i < argc; i++) {
+        if (!strcmp(argv[i], "-h")) argv[i] = (char *)"--help";
         if (strncmp(argv[i], "--", 2) != 0) { argv[files++] = argv[i]; continue; }
         char *name = argv[i] + 2, *value = strchr(name, '=');
         if (value) *value++ = 0;

@@ -226,6 +226,7 @@ int main(int argc, char **argv) {
     for (int i = 1; i < argc; i++) {
         char *end = NULL;
         if (strncmp(argv[i], "--", 2) != 0) { argv[files++] = argv[i]; continue; }
+        if (!strcmp(argv[i], "--help")) { puts(usage); return 0; }
         check(i + 1 < argc, EXIT_USAGE, "%s: a value is missing; %s", argv[i], usage);
         char *name = argv[i++] + 2;
         for (char *dash; (dash = strchr(name, '-')) != NULL; ) *dash = '_';

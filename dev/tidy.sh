@@ -6,7 +6,10 @@
 #           banner within a section     // --- 6.2 layernorm ---
 export LC_ALL=C     # awk counts bytes everywhere, where some count characters otherwise
 
-files() { git ls-files -co --exclude-standard -- "$@" 2>/dev/null; }    # new ones too
+files() {           # new ones too; of a copy without git: all
+    git ls-files -co --exclude-standard -- "$@" 2>/dev/null && return
+    for pattern in "$@"; do find . -path "./$pattern" ! -path './build/*' | cut -c 3-; done
+}
 
 # check_source FILE: columns, spaces, lengths of functions; in the trainers also banners and #if
 check_source() {

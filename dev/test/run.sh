@@ -15,6 +15,7 @@ suite() {           # suite PROGRAM: passes on its lines, adds its counts, which
     timeout 600 "$1" ${filter:+"$filter"} 2>&1 | tee "$tmp/suite" |
         grep --line-buffered -vE "^$counts\$"
     status=${PIPESTATUS[0]}
+    names+=$(grep -a '^FAIL ' "$tmp/suite" | sed 's/^FAIL */\n  /')
     line=$(tail -n 1 "$tmp/suite" | grep -E "^$counts\$")
     read -r good bad left < <(echo "${line:-0 0 0}" | tr -cd '0-9 \n')
     # With a filter a program may have nothing to run, and may say so by its exit code.
@@ -44,5 +45,6 @@ single reference_dump_equals_pytorch check_reference
 for file in dev/test/test_*.sh; do # all but the one that is run by hand
     [ "$file" = dev/test/test_cuda.sh ] || suite "$file"
 done
+[ -z "${names-}" ] || printf 'failed, see above:%b\n' "$names"
 echo "$passed passed, $failed failed, $skipped skipped"
 [ $failed -eq 0 ] && [ $((passed + skipped)) -gt 0 ]
