@@ -743,7 +743,7 @@ static const char *const group_titles[NUM_GROUPS] = {
     X(F, weight_decay,      TRAIN,  "0.1",    0, 1e3,     "AdamW, on matrices only") \
     X(F, beta1,             TRAIN,  "0.9",    0, 0.999999, "AdamW, first moment") \
     X(F, beta2,             TRAIN,  "0.99",   0, 0.999999, "AdamW, second moment") \
-    X(F, eps,               TRAIN,  "1e-8",   1e-30, 1,   "AdamW, added to the root") \
+    X(F, eps,               TRAIN,  "1e-8",   0, 1,       "AdamW, added to the root; > 0") \
     X(F, grad_clip,         TRAIN,  "1",      0, 1e9,     "largest gradient norm; 0: off") \
     X(I, seed,              TRAIN,  "1337",   0, 4294967295.0, "weights, shuffle, samples") \
     X(E, matmul,            TRAIN,  "fp32",   0, 0,       "fp32|tf32|bf16") \
@@ -2941,7 +2941,7 @@ typedef struct Tokenizer { // section 11 has declared it
 
 #define TOK_END "<|endoftext|>"
 enum { TOK_SPACE = 3, TOK_MAX_BYTES = 4096, // of a token; GPT-2's longest has 128
-       TOK_LINE = 4 * TOK_MAX_BYTES, TOK_MAX_VOCAB = 1 << 24, TOK_MAX_FILE = 64 << 20 };
+       TOK_LINE = 4 * TOK_MAX_BYTES, TOK_MAX_VOCAB = 1 << 21, TOK_MAX_FILE = 64 << 20 };
 static const uint32_t TOK_NONE = UINT32_MAX; // no token, no rank, a free place in a table
 #define tok_check(ok, fmt, ...) check(ok, EXIT_INPUT, "%s: " fmt, t->name, __VA_ARGS__)
 
@@ -3428,14 +3428,21 @@ static void tok_text(Text *out, const Tokenizer *t, const char *file, size_t max
 
 // --- 12.5 sampling ---
 
-// Bytes of a sample; a terminal gets control bytes as \xNN, so that a model cannot drive it.
+// Bytes of a sample; a terminal gets control bytes as \xNN, so that a model cannot drive it: 0x00
+// to 0x1f, 0x7f, and 0x80 to 0x9f where they are no part of a character, or are one with 0xc2.
 static void print_bytes(FILE *file, const char *bytes, size_t count) {
+    static unsigned char before = 0;    // a character may come as several tokens
+    static int left = 0;                // bytes of it that are still to come
     int is_terminal = isatty(fileno(file));
     for (size_t i = 0; i < count; i++) {
         unsigned char c = (unsigned char)bytes[i];
-        int is_control = (c < 0x20 && c != '\n' && c != '\t') || c == 0x7f;
+        int is_c1 = c >= 0x80 && c < 0xa0 && (left == 0 || before == 0xc2);
+        int is_control = (c < 0x20 && c != '\n' && c != '\t') || c == 0x7f || is_c1;
         if (is_terminal && is_control) fprintf(file, "\\x%02x", c);
         else fputc(c, file);
+        if (c >= 0x80 && c < 0xc0) left -= left > 0;
+        else left = c < 0xc0 ? 0 : c < 0xe0 ? 1 : c < 0xf0 ? 2 : 3;
+        before = c;
     }
     fflush(file); // a character of several tokens is completed by the terminal
 }
@@ -4307,11 +4314,13 @@ typedef struct {
 // second SIGINT or SIGTERM ends it at once. SIGUSR2 saves and goes on.
 static void on_signal(int number) {
     if (number == SIGUSR2) { save_signal = 1; return; }
-    int was = stop_signal;
+    int was = stop_signal, before = errno;
     static const char note[] = "\nstopping after this step; once more: at once, without saving\n";
-    if (was && was != SIGUSR1 && number != SIGUSR1) _exit(128 + number);
+    if (was && number == SIGUSR1) return;
+    if (was && was != SIGUSR1) _exit(128 + number);
     stop_signal = number;
-    if (rank == 0 && number != SIGUSR1 && write(STDERR_FILENO, note, sizeof note - 1) < 0) return;
+    if (rank == 0 && number != SIGUSR1 && write(STDERR_FILENO, note, sizeof note - 1) < 0) { }
+    errno = before;
 }
 static int stop_agreed(void) { // has a signal asked any rank to stop? All ranks ask together.
     int64_t is_asked = stop_signal != 0;
@@ -4355,9 +4364,11 @@ static Evaluation evaluate(Run *run, Data *d, uint64_t max_samples) {
         sums[2 * k] = gpt_loss(model, count * T);
         for (size_t i = 0; i < count * T; i++) {
             uint32_t token = (uint32_t)run->batch[count * T + i];
-            size_t length = 0; // V may be larger than the tokenizer's vocabulary
-            if (token < run->tokenizer.vocab_size) tok_bytes(&run->tokenizer, token, &length);
-            sums[2 * k + 1] += length > 0 ? (double)length : NAN;
+            size_t length = 0; // of text: the end of one has none
+            int is_known = token < run->tokenizer.vocab_size; // V may be larger
+            if (is_known) tok_bytes(&run->tokenizer, token, &length);
+            if ((int)token == run->tokenizer.end_of_text) length = 0;
+            sums[2 * k + 1] += is_known ? (double)length : NAN;
         }
         progress_mark("a validation batch");
     }
@@ -4422,6 +4433,10 @@ static double hellaswag(Run *run, int only_check) {
         }
         right += chosen == e[3];
         progress_mark("a HellaSwag example");
+    }
+    if (only_check) {
+        free(text);
+        return 0;
     }
     double *counts = (double *)host_alloc((size_t)ranks * sizeof(double)), sum = 0;
     counts[rank] = (double)right;
@@ -4514,7 +4529,7 @@ static void train_apply(Run *run) {
     if (loss_scale_overflowed(run)) return;
     int is_finite = isfinite(run->loss) && isfinite(run->norm);
     int is_off = is_finite && (is_spike(losses, count, run->loss, z, 1) || // 1 nat
-                               is_spike(norms, count, run->norm, z, f->grad_clip)); // not clipped
+                               is_spike(norms, count, run->norm, z, fmin(1, f->grad_clip)));
     if (is_finite && !is_off) {
         state->window_count++;
         state->scale_steps++;
@@ -4683,6 +4698,7 @@ static void run_save(Run *run) {
     else {
         run->saved_step = run->state.step;
         run->saved_ms = run->useful_ms;
+        run->saved_batch_tokens = batch_tokens(&run->flags);
     }
     check(run->save_failures < 3, error == EDOM ? EXIT_NUMERICS : EXIT_IO,
           "%s: three checkpoints in a row failed: %s", run->flags.out, why);
@@ -4871,6 +4887,7 @@ static void flags_check_config(const Flags *f, const Config *c, const char *sour
     for (int i = 0; i < 5; i++) {
         int64_t value = *flag_int(&wanted, flags[i]);
         int is_given = f->given[flags[i]] || (*f->model && f->given[F_model] && i < 3);
+        if (i >= 3 && value == 0) continue; // what there is
         check(!is_given || value == (int64_t)values[i], EXIT_USAGE, "--%s %" PRId64 ": %s has %zu; "
               "a model that is loaded keeps its shape", flag_infos[flags[i]].name, value, source,
               values[i]);
@@ -4909,11 +4926,14 @@ static void data_setup(Run *run) {
 }
 static void log_mend(const char *path) { // what a crash left of its last line is dropped
     struct stat st;
-    char last = '\n';
+    char last = '\n', first = 0;
     int fd = stat(path, &st) == 0 && S_ISREG(st.st_mode) ? open(path, O_RDWR | O_CLOEXEC) : -1;
     if (fd < 0) return;
-    while (st.st_size > 0 && pread(fd, &last, 1, st.st_size - 1) == 1 && last != '\n') st.st_size--;
-    if (ftruncate(fd, st.st_size) != 0) warn("%s: %s", path, strerror(errno));
+    off_t end = st.st_size, lo = end;
+    while (lo > 0 && pread(fd, &last, 1, lo - 1) == 1 && last != '\n') lo--, first = last;
+    // A line of another's, which has no end, gets one.
+    if (lo < end && (first == '{' ? ftruncate(fd, lo) != 0 : pwrite(fd, "\n", 1, end) != 1))
+        warn("%s: %s", path, strerror(errno));
     close(fd);
 }
 static void log_open(Run *run) {
@@ -5027,7 +5047,7 @@ static int run_choose_model(Run *run, int is_training, Ckpt *ckpt, St *init) {
         source = init_file(f->init, c);
         const char *end = strrchr(source, '.');
         (end && !strcmp(end, ".json") ? st_open_index : st_open)(init, source);
-        size_t wanted = is_training ? (size_t)f->seq_len : SIZE_MAX; // all positions, as published
+        size_t wanted = f->eval ? SIZE_MAX : (size_t)f->seq_len; // all positions, as published
         if (!f->given[F_seq_len]) f->seq_len = (int64_t)min_size(wanted, c->maxT);
     }
     // Without --tokenizer a model that comes with one keeps it.
@@ -5045,11 +5065,13 @@ static int run_choose_model(Run *run, int is_training, Ckpt *ckpt, St *init) {
     flags_take_config(f, c);
     if (!is_training && !f->plan) f->total_batch_tokens = 0; // these are for training
     if (!is_training && !f->given[F_hellaswag]) f->hellaswag = "";
+    if (f->eval && *f->hellaswag && !f->given[F_val] && !f->given[F_train]) f->train = f->val = "";
     free(folder), free(own);
     check((size_t)f->seq_len <= c->maxT, EXIT_USAGE, "--seq_len %" PRId64 ": the model has %zu "
           "positions (--max_seq_len)", f->seq_len, c->maxT);
     check(run->tokenizer.vocab_size <= c->V, EXIT_INPUT, "tokenizer %s has %zu tokens, the model's "
-          "vocab_size is %zu", run->tokenizer.name, (size_t)run->tokenizer.vocab_size, c->V);
+          "vocab_size is %zu: choose another --tokenizer", run->tokenizer.name,
+          (size_t)run->tokenizer.vocab_size, c->V);
     int64_t tokens;
     check(!__builtin_mul_overflow(f->batch_size, f->seq_len, &tokens) && tokens <= INT32_MAX,
           EXIT_USAGE, "--batch_size %" PRId64 " times --seq_len %" PRId64 " is over 2^31 tokens",
@@ -5057,8 +5079,8 @@ static int run_choose_model(Run *run, int is_training, Ckpt *ckpt, St *init) {
     num_micro_batches(f);
     return has_ckpt;
 }
-// What every rank read for itself must be the same everywhere. The first time that all meet: a rank
-// that found a fault before has ended all of them (die).
+// What every rank read for itself must be the same everywhere. A rank that found a fault before has
+// ended all of them (die).
 static void run_compare(const Run *run, uint64_t step) {
     uint64_t read[] = { step, run->train.crc, run->train.count, run->val.crc, run->val.count };
     uint32_t crc = crc32c(0, &run->model.config, sizeof(Config));
@@ -5115,15 +5137,15 @@ static void run_open(Run *run, const Flags *given) {
           PRECISION_NAME);
     // A resume with another number of ranks keeps the batch.
     if (ranks > 1 && f->total_batch_tokens == 0 && is_training)
-        f->total_batch_tokens = has_ckpt ? run->saved_batch_tokens
-                                         : f->batch_size * f->seq_len * ranks;
+        f->total_batch_tokens = has_ckpt && !f->given[F_total_batch_tokens] ?
+            run->saved_batch_tokens : f->batch_size * f->seq_len * ranks;
     if (!has_ckpt) run->saved_batch_tokens = batch_tokens(f);
     model->passes = num_micro_batches(f);
     model->levels = f->pairwise && model->is_trained ? __builtin_ctzll(num_micro_batches(f)) : 0;
     model->cache_T = f->given[F_sample] || f->sample_every > 0 ? model->config.maxT : 0;
     if (f->plan) return;
     if (!f->given[F_sample]) data_setup(run);
-    if (!f->given[F_sample] && *f->hellaswag) hellaswag(run, 1);
+    if (!f->given[F_sample] && *f->hellaswag) hellaswag(run, 1); // before anything is computed
     check(!f->eval || run->has_val || *f->hellaswag, EXIT_USAGE, "--eval needs --val or "
           "--hellaswag");
     run->state.train_crc = run->train.crc;
@@ -5134,6 +5156,8 @@ static void run_open(Run *run, const Flags *given) {
     if (is_training && rank == 0) out_claim(run);
     run_compare(run, has_ckpt ? ckpt.step : 0);
     if (is_training) watchdog_start(f->out, f->timeout);
+    check(!is_training || f->eps > 0, EXIT_USAGE, "--eps must be above 0: where a gradient is "
+          "always 0, its root is too");
     if (is_training && f->lr == 0 && rank == 0) warn("--lr 0: nothing will be learned");
     gpt_alloc(model);
     if (has_ckpt) run_load(run, &ckpt, is_training);

@@ -68,6 +68,25 @@ test_a_long_prompt_does_not_spoil_the_checkpoint() {
     gpt --resume --steps 2
 }
 
+test_a_call_can_be_repeated_with_resume() {
+    local call="$tiny --train t.txt --vocab_size 0 --max_seq_len 0"
+    text 99 >t.txt
+    gpt $call --steps 2
+    gpt $call --steps 3 --resume
+    refused 2 'eps must be above 0' --resume --steps 4 --eps 0
+}
+test_window_is_cleared_once_after_a_changed_batch() {   # exact, however the run came there
+    local more='--resume --steps 200 --skip_nonfinite 3 --inject nan@170x3'
+    text 99 >t.txt
+    gpt $tiny --train t.txt --steps 100 --val_every 0
+    gpt --resume --steps 200 --total_batch_tokens 32 --save_every 50 --skip_nonfinite 3 \
+        --inject nan@170x3 --keep 9
+    cp -r out other
+    rm -r other/step_00000200
+    gpt $more --out other
+    same_state out/step_00000200 other/step_00000200
+}
+
 # --- models of others ---
 test_init_takes_the_tokenizer_beside_the_file() {
     text 99 >t.txt
@@ -123,6 +142,33 @@ test_eval_needs_nothing_but_its_own_file() {
     gpt --eval --val v.txt --seq_len 7
     gpt --sample A --seq_len 7 --sample_tokens 2
 }
+test_end_of_text_has_no_bytes() {
+    text 99 >t.txt
+    gpt $tiny --train t.txt --steps 1
+    shard v.bin $(tokens 30) 256 256 256 $(tokens 32)     # 64 targets of which 3 are no text
+    gpt --eval --val v.bin
+    awk -v loss="$(field val_loss stdout)" -v bits="$(field bits_per_byte stdout)" 'BEGIN {
+        want = loss * 64 / log(2) / 61; exit !(bits > want - 1e-6 && bits < want + 1e-6) }' ||
+        fail "$(cat stdout)"
+}
+test_terminal_gets_no_control_bytes_of_a_sample() {
+    command -v script >/dev/null || skip "no script; install bsdutils"
+    text 99 >t.txt
+    gpt $tiny --train t.txt --steps 1
+    script -qec "$B/train_gpt --sample $'a\xc2\x9bb\x9bc\xe2\x86\x92d\x1b' --sample_tokens 1" \
+        /dev/null </dev/null >seen 2>&1
+    grep -aqF $'a\xc2\\x9bb\\x9bc\xe2\x86\x92d\\x1b' seen || fail "$(od -c seen)"
+}
+test_eval_by_hellaswag_alone_needs_no_text() {
+    text 99 >t.txt
+    gpt $tiny --train t.txt --steps 1
+    rm t.txt
+    little 4 20240522 1 1 $(yes 0 | head -n 253) >h.bin
+    little 2 65535 38 0 0 2 5  1 2 3 4 5  2 6 7  3 8 9 10 >>h.bin
+    truncate -s $((1024 + 38)) h.bin
+    gpt --eval --hellaswag h.bin
+    grep -qE '^\{"hellaswag":[01]\}$' stdout || fail "$(cat stdout)"
+}
 test_hellaswag_is_looked_at_before_the_first_step() {
     text 99 >t.txt
     bad_hellaswag() { refused "$1" "$2" $tiny --train t.txt --steps 1 --hellaswag h.bin; }
@@ -160,6 +206,15 @@ test_stop_in_the_middle_of_a_validation_is_at_once() {
     says '^stopping after this step; once more'
     says '^stopped, saved step 1'
     ! grep 'validation loss' stderr || fail "it was validated to the end"
+}
+test_second_kill_ends_it_at_once_whatever_lies_between() {
+    text 99 >t.txt
+    start $tiny --train t.txt --steps 1 --total_batch_tokens 16777216
+    until grep -qE 'SigCgt:.*[4567cdef].{3}$' /proc/$pid/status; do :; done     # TERM
+    kill -TERM $pid; sleep 0.1; kill -USR1 $pid; sleep 0.1; kill -TERM $pid
+    finish
+    want 143
+    [ -z "$(find out -name 'step_*')" ] || fail "it went on to save"
 }
 test_log_is_whole_lines_after_a_crash() {
     text 99 >t.txt
