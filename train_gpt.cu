@@ -1565,17 +1565,19 @@ static void layernorm_forward(floatX *out, real *mean, real *rstd, const floatX 
 // Sums over rows: of d (n,i), and with an inp also of d * xhat: the gradients of bias and weight.
 // N rows are cut into slices, a block for a slice and COLUMNS columns; its warps take every eighth
 // row, and are added in order. A second kernel adds the slices.
-//   scratch partial (2, slices, C) float: sums of d, then of d * xhat
+//   scratch partial (2, slices, C) float: sums of d, then, with an inp, of d * xhat
 enum { COLUMN_SLICES = 128, COLUMNS = WARP * PACK, WARPS = BLOCK / WARP };
-// Adds what the warps of a block have for COLUMNS columns from `column` on; of_warps: shared.
+// Adds what the warps of a block have for COLUMNS columns from `column` on; of_warps: shared. The
+// scratch of a bias, which may be 4 * C wide, has no room for sums of d * xhat.
 DEVICE void add_warps(float *partial, float of_warps[2][WARPS][COLUMNS], const float *sum,
-                      const float *dot, size_t column, size_t slice, size_t slices, size_t C) {
+                      const float *dot, int has_dot, size_t column, size_t slice, size_t slices,
+                      size_t C) {
     for (int k = 0; k < PACK; k++) {
         of_warps[0][threadIdx.x / WARP][threadIdx.x % WARP * PACK + k] = sum[k];
         of_warps[1][threadIdx.x / WARP][threadIdx.x % WARP * PACK + k] = dot[k];
     }
     __syncthreads();
-    for (size_t i = threadIdx.x; i < 2 * COLUMNS; i += BLOCK) {
+    for (size_t i = threadIdx.x; i < (has_dot ? 2 : 1) * COLUMNS; i += BLOCK) {
         size_t which = i / COLUMNS, c = i % COLUMNS;
         float total = 0;
         for (int w = 0; w < WARPS; w++) total += of_warps[which][w][c];
@@ -1600,7 +1602,7 @@ static __global__ void column_kernel(float *partial, const floatX *d, const floa
             dot[k] += f32(g.x[k]) * (f32(x.x[k]) - mu) * scale;
         }
     }
-    add_warps(partial, of_warps, sum, dot, column, slice, gridDim.y, C);
+    add_warps(partial, of_warps, sum, dot, inp != NULL, column, slice, gridDim.y, C);
 }
 // A block for WARP columns, its warps for every eighth slice, added in order; blockIdx.y: which sum
 static __global__ void slices_kernel(float *dbias, float *dweight, const float *partial,
@@ -1678,7 +1680,7 @@ static __global__ void layernorm_backward_kernel(floatX *dinp, float *partial, c
     }
     #pragma unroll
     for (int p = 0; p < PACKS; p++)
-        add_warps(partial, of_warps, sums[p], dots[p], p * step, blockIdx.x, gridDim.x, C);
+        add_warps(partial, of_warps, sums[p], dots[p], 1, p * step, blockIdx.x, gridDim.x, C);
 }
 static void layernorm_backward(floatX *dinp, real *dweight, real *dbias, const floatX *dout,
                                const floatX *inp, const real *mean, const real *rstd,

@@ -142,6 +142,28 @@ static void matmul_case(size_t N, size_t C, size_t OC) {
     }
     scratch_free();
 }
+// The gradient of the widest bias, 4 C: its slices must leave alone what lies behind their scratch.
+static void column_sums_case(size_t N, size_t C) {
+    size_t OC = 4 * C;
+    SHAPE("N %zu OC %zu", N, OC);
+    scratch(1, N, C, 1, 128);
+    X dout(N * OC, 1);
+    R db(OC);
+    int changed = 0;
+    for (size_t i = 0; i < first_count; i++) first_scratch[i] = (int32_t)i;
+    for (int accumulate = 0; accumulate < 2; accumulate++) {
+        column_sums(db.dev, NULL, dout.dev, NULL, NULL, NULL, N, OC, accumulate);
+        for (size_t i = 0; i < OC; i++) {
+            double sum = 0;
+            for (size_t n = 0; n < N; n++) sum += dout.cpu[n * OC + i];
+            db.cpu[i] = (1 + accumulate) * sum;
+        }
+        db.expect("column_sums", 32 * unit, sqrt((double)N));
+    }
+    for (size_t i = 0; i < first_count; i++) changed += first_scratch[i] != (int32_t)i;
+    report("column_sums scratch", changed, 0);
+    scratch_free();
+}
 static void attention_case(size_t B, size_t T, size_t NH, size_t HS) {
     size_t C = NH * HS, N = B * T;
     SHAPE("B %zu T %zu NH %zu HS %zu", B, T, NH, HS);
@@ -323,6 +345,8 @@ int main(void) {
     matmul_case(7, 48, 144);
     matmul_case(130, 264, 72);
     matmul_case(600, 8, 24);
+    column_sums_case(1024, 256);
+    column_sums_case(1100, 8);
     const size_t heads[][4] = { { 1, 1, 1, 48 }, { 3, 65, 3, 16 }, { 1, 65, 1, 96 },
         { 1, 65, 1, 192 }, { 2, 33, 8, 5 }, { 1, 200, 3, 32 }, { 1, 1, 3, 64 }, { 3, 65, 3, 64 },
         { 1, 200, 1, 64 }, { 1, 130, 2, 128 }, { 1, 40, 1, 256 } };
