@@ -1383,18 +1383,18 @@ DEVICE void store_reals(float *p, const float *x) {
     for (int k = 0; k < PACK; k += 4)
         *(float4 *)(p + k) = make_float4(x[k], x[k + 1], x[k + 2], x[k + 3]);
 }
-// `count` values of either type; IS_PACK: count is PACK, known to the compiler, and p on 16 bytes
-template <int IS_PACK, class T> DEVICE void load_values(float *x, const T *p, int count) {
+// Values of either type: a Pack of them, p on 16 bytes, or one.
+template <int IS_PACK, class T> DEVICE void load_values(float *x, const T *p) {
     if (IS_PACK && sizeof(T) == 4) load_reals(x, (const float *)p);
     else if (IS_PACK) {
         Pack k = load_pack((const floatX *)p);
         for (int i = 0; i < PACK; i++) x[i] = f32(k.x[i]);
-    } else for (int i = 0; i < count; i++) x[i] = f32(p[i]);
+    } else x[0] = f32(p[0]);
 }
-template <int IS_PACK, class T> DEVICE void store_values(T *p, const T *x, int count) {
+template <int IS_PACK, class T> DEVICE void store_values(T *p, const T *x) {
     if (IS_PACK && sizeof(T) == 4) store_reals((float *)p, (const float *)x);
     else if (IS_PACK) store_pack((floatX *)p, *(const Pack *)x);
-    else for (int i = 0; i < count; i++) p[i] = x[i];
+    else p[0] = x[0];
 }
 DEVICE float warp_sum(float x) { // on every lane, the same bits
     for (int d = WARP / 2; d > 0; d /= 2) x += __shfl_xor_sync(~0u, x, d);
@@ -2685,44 +2685,45 @@ DEVICE float adamw_one(float weight, float *m, float *v, float grad, const AdamW
     float root = sqrtf(*v) * h.root_correction + h.eps;
     return weight * h.keep - h.step_size * *m / root;
 }
-// The parameters from `at` on, `count` of them: a Pack, or the last few
+// A Pack of parameters from `at` on, or one. A count known only at run time would put the arrays
+// into memory.
 template <int IS_PACK>
 DEVICE void adamw_some(floatX *w, float *master, void *m, void *v, const float *g, size_t at,
-                       int count, const AdamW &h) {
+                       const AdamW &h) {
     float weight[PACK], mean[PACK], square[PACK], grad[PACK];
-    load_values<IS_PACK>(grad, g + at, count);
-    if (master) load_values<IS_PACK>(weight, master + at, count);
-    else load_values<IS_PACK>(weight, w + at, count);
+    load_values<IS_PACK>(grad, g + at);
+    if (master) load_values<IS_PACK>(weight, master + at);
+    else load_values<IS_PACK>(weight, w + at);
     if (h.has_narrow_moments) {
-        load_values<IS_PACK>(mean, (floatX *)m + at, count);
-        load_values<IS_PACK>(square, (floatX *)v + at, count);
+        load_values<IS_PACK>(mean, (floatX *)m + at);
+        load_values<IS_PACK>(square, (floatX *)v + at);
     } else {
-        load_values<IS_PACK>(mean, (float *)m + at, count);
-        load_values<IS_PACK>(square, (float *)v + at, count);
+        load_values<IS_PACK>(mean, (float *)m + at);
+        load_values<IS_PACK>(square, (float *)v + at);
     }
     Pack stored, narrow_mean, narrow_square;
-    for (int k = 0; k < count; k++) {
+    for (int k = 0; k < (IS_PACK ? PACK : 1); k++) {
         weight[k] = adamw_one(weight[k], mean + k, square + k, grad[k], h);
         uint64_t random = h.is_random || h.has_narrow_moments ? adamw_random(h, at + k) : 0;
         stored.x[k] = h.is_random ? fX_random(weight[k], (uint32_t)random) : fX(weight[k]);
         narrow_mean.x[k] = fX_random(mean[k], (uint32_t)(random >> 16));
         narrow_square.x[k] = fX_random(square[k], (uint32_t)(random >> 32));
     }
-    store_values<IS_PACK>(w + at, stored.x, count);
-    if (master) store_values<IS_PACK>(master + at, weight, count);
+    store_values<IS_PACK>(w + at, stored.x);
+    if (master) store_values<IS_PACK>(master + at, weight);
     if (h.has_narrow_moments) {
-        store_values<IS_PACK>((floatX *)m + at, narrow_mean.x, count);
-        store_values<IS_PACK>((floatX *)v + at, narrow_square.x, count);
+        store_values<IS_PACK>((floatX *)m + at, narrow_mean.x);
+        store_values<IS_PACK>((floatX *)v + at, narrow_square.x);
     } else {
-        store_values<IS_PACK>((float *)m + at, mean, count);
-        store_values<IS_PACK>((float *)v + at, square, count);
+        store_values<IS_PACK>((float *)m + at, mean);
+        store_values<IS_PACK>((float *)v + at, square);
     }
 }
 static __global__ void adamw_kernel(floatX *w, float *master, void *m, void *v, const float *g,
                                     size_t count, AdamW h) {
     size_t at = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * PACK;
-    if (at + PACK <= count) adamw_some<1>(w, master, m, v, g, at, PACK, h);
-    else if (at < count) adamw_some<0>(w, master, m, v, g, at, (int)(count - at), h);
+    if (at + PACK <= count) adamw_some<1>(w, master, m, v, g, at, h);
+    else for (; at < count; at++) adamw_some<0>(w, master, m, v, g, at, h);
 }
 static void adamw_update(floatX *w, real *master, void *m, void *v, const real *g, size_t count,
                          AdamW h) {
