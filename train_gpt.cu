@@ -2616,44 +2616,57 @@ static void gelu_backward(floatX *dinp, const floatX *pre_gelu, size_t count) {
 //   in/out  logits (N,Vp) floatX: becomes dlogits = (softmax - onehot) * dloss, 0 in the padding
 //   out     losses (N) real: log(sum e^x) - x[target]
 //   work    a block of up to 1024 threads for a row: one pass for maximum and sum (a thread scales
-//           its sum when its maximum grows: Milakov & Gimelshein 2018), one that writes
+//           its sum when its maximum grows: Milakov & Gimelshein 2018), one that writes. Powers are
+//           of 2, one instruction each, and no pack has a branch
 //   cost    moves 3*N*Vp values, of which the second read comes from L2      speed   not measured
-static __global__ void classifier_kernel(float *losses, floatX *logits, const int32_t *targets,
-                                         float dloss, size_t V, size_t Vp) {
+static __global__ void __launch_bounds__(1024, 2)
+classifier_kernel(float *losses, floatX *logits, const int32_t *targets, float dloss, unsigned V,
+                  unsigned Vp) {
     __shared__ float of_warps[WARP];
-    floatX *x = logits + blockIdx.x * Vp;
-    size_t target = (size_t)targets[blockIdx.x], begin = threadIdx.x * PACK;
-    size_t step = (size_t)blockDim.x * PACK;
-    float max = -INFINITY, sum = 0, of_target = f32(x[target]);
-    for (size_t i = begin; i < V; i += step) {
+    const float log2_e = (float)M_LOG2E;
+    floatX *x = logits + (size_t)blockIdx.x * Vp;
+    unsigned target = (unsigned)targets[blockIdx.x], begin = threadIdx.x * PACK;
+    unsigned step = blockDim.x * PACK, packed = V / PACK * PACK, last = packed + threadIdx.x;
+    float max = -INFINITY, sum = 0, of_target = f32(x[target]); // max: in powers of two
+    for (unsigned i = begin; i < packed; i += step) {
         Pack p = load_pack(x + i);
-        float highest = max;
-        for (int k = 0; k < PACK; k++) if (i + k < V) highest = fmaxf(highest, f32(p.x[k]));
-        sum *= max == highest ? 1 : expf(max - highest);
-        for (int k = 0; k < PACK; k++) if (i + k < V) sum += expf(f32(p.x[k]) - highest);
+        float highest = f32(p.x[0]);
+        for (int k = 1; k < PACK; k++) highest = fmaxf(highest, f32(p.x[k]));
+        highest = fmaxf(max, highest * log2_e);
+        sum *= fast_exp2(max - highest);
+        for (int k = 0; k < PACK; k++) sum += fast_exp2(f32(p.x[k]) * log2_e - highest);
+        max = highest;
+    }
+    if (last < V) { // the few behind the last pack
+        float one = f32(x[last]) * log2_e, highest = fmaxf(max, one);
+        sum = sum * fast_exp2(max - highest) + fast_exp2(one - highest);
         max = highest;
     }
     float top = warp_max(max);
     if (threadIdx.x % WARP == 0) of_warps[threadIdx.x / WARP] = top;
     __syncthreads();
     top = warp_max(threadIdx.x % WARP < blockDim.x / WARP ? of_warps[threadIdx.x % WARP] : top);
-    sum = block_sum(sum == 0 ? 0 : sum * expf(max - top), of_warps); // 0: nothing seen
-    float lse = top + logf(sum);
-    if (threadIdx.x == 0) losses[blockIdx.x] = lse - of_target;
-    for (size_t i = begin; i < Vp && dloss != 0; i += step) {
+    sum = block_sum(sum * fast_exp2(max - top), of_warps);
+    float lse = top + log2f(sum);
+    if (threadIdx.x == 0) losses[blockIdx.x] = lse * (float)M_LN2 - of_target;
+    if (dloss == 0) return;
+    for (unsigned i = begin; i < packed; i += step) {
         Pack p = load_pack(x + i);
         for (int k = 0; k < PACK; k++) {
             float one = i + k == target ? 1 : 0;
-            p.x[k] = fX(i + k < V ? (expf(f32(p.x[k]) - lse) - one) * dloss : 0);
+            p.x[k] = fX((fast_exp2(f32(p.x[k]) * log2_e - lse) - one) * dloss);
         }
         store_pack(x + i, p);
+    }
+    for (unsigned i = last; i < Vp; i += blockDim.x) {
+        float one = i == target ? 1 : 0;
+        x[i] = fX(i < V ? (fast_exp2(f32(x[i]) * log2_e - lse) - one) * dloss : 0);
     }
 }
 static void classifier_forward_backward(real *losses, floatX *logits, const int32_t *targets,
                                         real dloss, size_t N, size_t V, size_t Vp) {
-    classifier_kernel<<<grid_of(N, 1), block_of(div_up(Vp, PACK)), 0, stream>>>(losses, logits,
-                                                                                targets, dloss, V,
-                                                                                Vp);
+    classifier_kernel<<<grid_of(N, 1), block_of(div_up(Vp, PACK)), 0, stream>>>(
+        losses, logits, targets, dloss, (unsigned)V, (unsigned)Vp);
     launch_check("classifier_kernel");
 }
 
