@@ -1114,7 +1114,7 @@ static double dev_stamps_ms(int from, int to) { // waits until the stream has pa
 
 // --- 5.2 memory: the calls behind which the GPU hides ---
 static size_t dev_bytes = 0; // what has been allocated; --plan predicts it exactly
-static int num_devices = 1;
+static int gpu_ranks = 1; // how many ranks use this rank's GPU
 // To the GPU by way of pinned memory, from which the GPU copies without the host. Two pieces, so
 // that one is filled while the other is read.
 enum { STAGE_BYTES = 4 << 20, NUM_STAGES = 2 };
@@ -1128,7 +1128,7 @@ static int env_int(const char *const *names) { // of the first that is set; -1: 
 static void dev_check(void) {
     static const char *const names[] = { "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID",
                                          "LOCAL_RANK", "SLURM_LOCALID", NULL };
-    int local = env_int(names);
+    int local = env_int(names), num_devices = 0;
     cudaError_t error = cudaGetDeviceCount(&num_devices);
     check(error == cudaSuccess && num_devices > 0, EXIT_USAGE, "no CUDA GPU: %s; train_gpt is the "
           "program for CPUs", error ? cudaGetErrorString(error) : "none is visible");
@@ -1198,14 +1198,14 @@ static void values_to_dev(floatX *dev, const real *host, size_t count) {
 static size_t dev_bytes_free(void) { // this process's share of what is free
     size_t free_bytes, all;
     CUDA(cudaMemGetInfo(&free_bytes, &all));
-    return free_bytes / div_up((size_t)node_ranks, (size_t)num_devices);
+    return free_bytes / (size_t)gpu_ranks;
 }
 static char *dev_name(void) { return text_of("%s", device.name); }
 
 // --- 5.3 messages between ranks: NCCL from GPU to GPU, or MPI by way of the host ---
 // The ranks find each other through MPI where mpirun started them, else as torchrun and Slurm do
 // it: rank 0 listens at MASTER_ADDR, one port above MASTER_PORT. NCCL wants a GPU for each rank;
-// where ranks share one, or with GPT_COMM=mpi, messages take the way over the host.
+// where mpirun's ranks share one, or with GPT_COMM=mpi, messages take the way over the host.
 static struct { int is_mpi, is_nccl; char *word; } net; // word: 8 KiB on the GPU, for net_reduce
 typedef struct { void *dev, *host; int bytes, peer, is_send; } Message; // by way of the host
 static Message *messages = NULL;
@@ -1262,15 +1262,31 @@ static void tcp_broadcast(void *x, size_t bytes, int rank, int ranks) {
     freeaddrinfo(found);
     free(port);
 }
+// The most ranks that use one GPU, by its uuid: a rank may see no GPU but its own.
+static int64_t mpi_most_on_a_gpu(int rank, int ranks) {
+    int64_t *gpus = (int64_t *)host_alloc((size_t)ranks * sizeof *gpus), most; // zeros at first
+    uint64_t uuid[2];
+    memcpy(uuid, &device.uuid, sizeof uuid);
+    gpus[rank] = (int64_t)(hash64(uuid[0] ^ hash64(uuid[1])) >> 1);
+    mpi_max(gpus, ranks);
+    for (int r = 0; r < ranks; r++) gpu_ranks += r != rank && gpus[r] == gpus[rank];
+    free(gpus);
+    most = gpu_ranks;
+    mpi_max(&most, 1);
+    return most;
+}
 static void net_init(int *rank, int *ranks, int *node_ranks) {
     static const char *const all[] = { "WORLD_SIZE", "SLURM_STEP_NUM_TASKS", NULL };
     static const char *const own[] = { "RANK", "SLURM_PROCID", NULL };
     static const char *const here[] = { "LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", NULL };
     const char *wanted = getenv("GPT_COMM");
     char id[NCCL_ID_BYTES] = { 0 };
+    int64_t most = 1; // not known without MPI: NCCL then refuses more
     net.is_mpi = getenv("OMPI_COMM_WORLD_SIZE") != NULL || getenv("PMI_SIZE") != NULL;
-    if (net.is_mpi) mpi_init(rank, ranks, node_ranks);
-    else {
+    if (net.is_mpi) {
+        mpi_init(rank, ranks, node_ranks);
+        most = mpi_most_on_a_gpu(*rank, *ranks);
+    } else {
         *rank = env_int(own);
         *ranks = env_int(all);
         *node_ranks = env_int(here) > 0 ? env_int(here) : *ranks;
@@ -1279,10 +1295,9 @@ static void net_init(int *rank, int *ranks, int *node_ranks) {
     }
     check(wanted == NULL || !strcmp(wanted, "mpi") || !strcmp(wanted, "nccl"), EXIT_USAGE,
           "GPT_COMM=%s: nccl or mpi", wanted);
-    net.is_nccl = wanted != NULL ? !strcmp(wanted, "nccl") : has_nccl && *node_ranks <= num_devices;
-    check(net.is_nccl || net.is_mpi, EXIT_USAGE, "%d processes on %d GPUs%s: without NCCL between "
-          "GPUs, mpirun has to start them", *node_ranks, num_devices,
-          has_nccl ? "" : ", and a build without NCCL");
+    net.is_nccl = wanted != NULL ? !strcmp(wanted, "nccl") : has_nccl && most == 1;
+    check(net.is_nccl || net.is_mpi, EXIT_USAGE, "%d processes without NCCL (%s): mpirun has to "
+          "start them", *ranks, has_nccl ? "GPT_COMM=mpi" : "left out of this build");
     if (!net.is_nccl) return;
     if (*rank == 0) nccl_check(nccl_new_id(id), "ncclGetUniqueId");
     if (net.is_mpi) mpi_broadcast(id, sizeof id);
