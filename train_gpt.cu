@@ -1278,7 +1278,7 @@ static int64_t mpi_most_on_a_gpu(int rank, int ranks) {
 static void net_init(int *rank, int *ranks, int *node_ranks) {
     static const char *const all[] = { "WORLD_SIZE", "SLURM_STEP_NUM_TASKS", NULL };
     static const char *const own[] = { "RANK", "SLURM_PROCID", NULL };
-    static const char *const here[] = { "LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", NULL };
+    static const char *const here[] = { "LOCAL_WORLD_SIZE", "SLURM_STEP_TASKS_PER_NODE", NULL };
     const char *wanted = getenv("GPT_COMM");
     char id[NCCL_ID_BYTES] = { 0 };
     int64_t most = 1; // not known without MPI: NCCL then refuses more
