@@ -1832,10 +1832,10 @@ static Plan *plan_of(Product q) { // NULL: cuBLASLt has no kernel for it
     }
     return plans[i].num_found > 0 ? &plans[i] : NULL;
 }
-static void plan_multiply(Plan *p, void *d, const void *a, const void *b, const void *c) {
+static cublasStatus_t plan_multiply(Plan *p, void *d, const void *a, const void *b, const void *c) {
     float alpha = 1, beta = c != NULL ? 1 : 0;
-    LT(cublasLtMatmul(lt, p->desc, &alpha, a, p->a, b, p->b, &beta, c != NULL ? c : d, p->c, d,
-                      p->c, &p->algorithm, lt_workspace, LT_WORKSPACE_BYTES, stream));
+    return cublasLtMatmul(lt, p->desc, &alpha, a, p->a, b, p->b, &beta, c != NULL ? c : d, p->c, d,
+                          p->c, &p->algorithm, lt_workspace, LT_WORKSPACE_BYTES, stream);
 }
 // Times every algorithm found on operands that repeating the product does not change.
 static void plan_tune(Plan *p, void *d, const void *a, const void *b, const void *c) {
@@ -1852,10 +1852,10 @@ static void plan_tune(Plan *p, void *d, const void *a, const void *b, const void
         p->algorithm = p->found[i].algo;
         for (int k = 0; k < 5; k++) { // the first is slower
             dev_stamp(0);
-            plan_multiply(p, d, a, b, c);
+            int is_done = plan_multiply(p, d, a, b, c) == CUBLAS_STATUS_SUCCESS;
             dev_stamp(1);
             double ms = dev_stamps_ms(0, 1);
-            if (k > 0 && ms < best_ms) { best_ms = ms; best = i; }
+            if (is_done && k > 0 && ms < best_ms) { best_ms = ms; best = i; }
         }
     }
     if (rank > 0) best = -1;
@@ -1880,16 +1880,21 @@ static void matmul_tune(const char *path) {
     int64_t count = (int64_t)tune.count;
     comm_max_int(&count, 1); // nobody writes before all have read
 }
-// d = a b + beta c; c is d where the product adds to what is there
-static void plan_run(Plan *p, void *d, const void *a, const void *b, const void *c,
+// d = a b + beta c; c is d where the product adds to what is there. Returns 0, and nothing is done,
+// where cuBLASLt offered a kernel with an epilogue, and then does not support it.
+static int plan_run(Plan *p, void *d, const void *a, const void *b, const void *c,
                      const void *bias, const floatX *aux) {
     const Product *q = &p->product;
     if (q->has_bias || q->has_bias_gradient) LT_SET(p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
     if (q->has_gelu || q->has_dgelu) LT_SET(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux);
     if (tune.path != NULL && !p->is_tuned && c != d) plan_tune(p, d, a, b, c);
-    plan_multiply(p, d, a, b, c);
+    cublasStatus_t status = plan_multiply(p, d, a, b, c);
+    if (status == CUBLAS_STATUS_NOT_SUPPORTED && (q->has_gelu || q->has_dgelu ||
+                                                  q->has_bias_gradient)) return p->num_found = 0;
+    lt_check(status, "cublasLtMatmul");
     if (IS_TEST) dev_sync();
     matmul_flops += 2 * (double)q->m * (double)q->n * (double)q->k;
+    return 1;
 }
 static Plan *plan_needed(Product q) {
     Plan *p = plan_of(q);
@@ -1934,8 +1939,7 @@ static void matmul_forward(floatX *out, floatX *pre_gelu, const floatX *inp, con
         Product fused = q;
         fused.has_gelu = 1;
         Plan *p = matmul_fuses_gelu ? plan_of(fused) : NULL;
-        if (p != NULL) plan_run(p, out, weight, inp, NULL, bias, pre_gelu);
-        else {
+        if (p == NULL || !plan_run(p, out, weight, inp, NULL, bias, pre_gelu)) {
             plan_run(plan_needed(q), pre_gelu, weight, inp, NULL, bias, NULL);
             gelu_forward(out, pre_gelu, N * OC);
         }
@@ -1954,8 +1958,7 @@ static void matmul_backward(floatX *dinp, real *dweight, real *dbias, const floa
     fused.has_dgelu = 1;
     dw.is_real = 1;
     Plan *p = pre_gelu != NULL && matmul_fuses_gelu ? plan_of(fused) : NULL;
-    if (p != NULL) plan_run(p, dinp, weight, dout, NULL, NULL, pre_gelu);
-    else {
+    if (p == NULL || !plan_run(p, dinp, weight, dout, NULL, NULL, pre_gelu)) {
         plan_run(plan_needed(dx), dinp, weight, dout, NULL, NULL, NULL);
         if (pre_gelu != NULL) gelu_backward(dinp, pre_gelu, N * C);
     }
@@ -1963,8 +1966,8 @@ static void matmul_backward(floatX *dinp, real *dweight, real *dbias, const floa
     fused = dw;
     fused.has_bias_gradient = 1;
     p = dbias != NULL && matmul_fuses_bias_gradient ? plan_of(fused) : NULL;
-    if (p != NULL) { // an epilogue cannot add to dbias
-        plan_run(p, dweight, inp, dout, added, accumulate ? column_scratch : dbias, NULL);
+    // an epilogue cannot add to dbias
+    if (p && plan_run(p, dweight, inp, dout, added, accumulate ? column_scratch : dbias, NULL)) {
         if (accumulate) vector_add(dbias, column_scratch, OC);
         return;
     }
@@ -2832,12 +2835,14 @@ static double dev_peak_flops(void) {
     static const struct { const char *name; double tera, fp32_tera; } cards[] = {
         { "H200", 989.4, 66.9 }, { "GH200", 989.4, 66.9 }, { "H100 PCIe", 756, 51.2 },
         { "H100 NVL", 835.5, 60 }, { "H100", 989.4, 66.9 }, { "H20", 148, 44 },
-        { "B200", 2250, 80 }, { "A100", 312, 19.5 }, { "A800", 312, 19.5 }, { "A40", 149.7, 37.4 },
-        { "A30", 165, 10.3 }, { "A10", 125, 31.2 }, { "L40S", 362, 91.6 }, { "L40", 181, 90.5 },
-        { "L4", 121, 30.3 }, { "RTX 4090", 165.2, 82.6 }, { "RTX 3090", 71, 35.6 },
-        { "RTX 5090", 209.5, 104.8 } };
+        { "B200", 2250, 80 }, { "GB200", 2500, 80 }, { "A100", 312, 19.5 }, { "A800", 312, 19.5 },
+        { "A40", 149.7, 37.4 }, { "A30", 165, 10.3 }, { "A10", 125, 31.2 }, { "L40S", 362, 91.6 },
+        { "L40", 181, 90.5 }, { "L4", 121, 30.3 }, { "RTX 3090", 71, 35.6 },
+        { "RTX 4090", 165.2, 82.6 }, { "RTX 5090", 209.5, 104.8 } };
     for (size_t i = 0; i < sizeof cards / sizeof *cards; i++) {
-        if (strstr(device.name, cards[i].name) == NULL) continue;
+        const char *name = cards[i].name, *at = strstr(device.name, name);
+        if (at == NULL || isalnum(at[strlen(name)]) || (at > device.name && isalnum(at[-1])))
+            continue; // an RTX A4000 is no A40
         if (sizeof(floatX) == 2) return 1e12 * cards[i].tera;
         return 1e12 * (matmul_tf32 ? cards[i].tera / 2 : cards[i].fp32_tera);
     }
