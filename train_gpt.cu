@@ -68,7 +68,6 @@
 #include <math.h>
 #include <netdb.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -79,7 +78,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
-#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <time.h>
@@ -275,13 +273,11 @@ static void mpi_init(int *rank, int *ranks, int *node_ranks) {
 }
 static void mpi_finish(void) {}
 static void mpi_abort(int code) { _exit(code); }
-static void mpi_post(void *x, int bytes, int peer, int is_send) {
-    (void)x; (void)bytes; (void)peer; (void)is_send;
-}
+static void mpi_post(void *, int, int, int) {}
 static void mpi_wait(void) {}
-static void mpi_sum(double *x, int count) { (void)x; (void)count; }
-static void mpi_max(int64_t *x, int count) { (void)x; (void)count; }
-static void mpi_broadcast(void *x, int bytes) { (void)x; (void)bytes; }
+static void mpi_sum(double *, int) {}
+static void mpi_max(int64_t *, int) {}
+static void mpi_broadcast(void *, int) {}
 #endif
 #ifdef USE_NCCL
 #include <nccl.h>
@@ -308,21 +304,12 @@ static const char *nccl_reduce(void *x, int count, int is_max, cudaStream_t s) {
 #else
 enum { has_nccl = 0, NCCL_ID_BYTES = 128 };
 #define NO_NCCL "built without NCCL"
-static const char *nccl_new_id(void *id) { (void)id; return NO_NCCL; }
-static const char *nccl_init(const void *id, int rank, int ranks) {
-    (void)id; (void)rank; (void)ranks;
-    return NO_NCCL;
-}
+static const char *nccl_new_id(void *) { return NO_NCCL; }
+static const char *nccl_init(const void *, int, int) { return NO_NCCL; }
 static const char *nccl_begin(void) { return NO_NCCL; }
 static const char *nccl_end(void) { return NO_NCCL; }
-static const char *nccl_post(void *x, int bytes, int peer, int is_send, cudaStream_t s) {
-    (void)x; (void)bytes; (void)peer; (void)is_send; (void)s;
-    return NO_NCCL;
-}
-static const char *nccl_reduce(void *x, int count, int is_max, cudaStream_t s) {
-    (void)x; (void)count; (void)is_max; (void)s;
-    return NO_NCCL;
-}
+static const char *nccl_post(void *, int, int, int, cudaStream_t) { return NO_NCCL; }
+static const char *nccl_reduce(void *, int, int, cudaStream_t) { return NO_NCCL; }
 #endif
 #ifndef GIT_HASH
 #define GIT_HASH "unknown" // the Makefile passes the commit
@@ -2768,11 +2755,18 @@ static void adamw_update(floatX *w, real *master, void *m, void *v, const real *
 //   work    a block of up to 1024 threads for a sum
 //   cost    4 bytes a value -> memory-bound               speed   not measured
 static __global__ void sum_kernel(double *out, const float *x, size_t step, int is_square) {
+    enum { MANY = 8 };
     __shared__ double of_warps[WARP];
     double sum = 0;
-    for (size_t i = threadIdx.x; i < step; i += blockDim.x) {
-        double value = x[blockIdx.x * step + i];
-        sum += is_square ? value * value : value;
+    x += blockIdx.x * step;
+    for (size_t i = threadIdx.x; i < step; i += MANY * blockDim.x) { // MANY loads are under way
+        float values[MANY];
+        for (int k = 0; k < MANY; k++) {
+            size_t at = i + k * (size_t)blockDim.x;
+            values[k] = at < step ? x[at] : 0;
+        }
+        for (int k = 0; k < MANY; k++)
+            sum += is_square ? (double)values[k] * values[k] : (double)values[k];
     }
     sum = block_sum(sum, of_warps);
     if (threadIdx.x == 0) out[blockIdx.x] = sum;
