@@ -1125,7 +1125,8 @@ static void dev_check(void) {
     check(device.major >= 8, EXIT_USAGE, "GPU %s has compute capability %d.%d, 8.0 is needed",
           device.name, device.major, device.minor);
     CUDA(cudaStreamCreateWithFlags(&main_stream, cudaStreamNonBlocking));
-    CUDA(cudaStreamCreateWithFlags(&side_stream, cudaStreamNonBlocking));
+    // -99 is clamped to the most urgent: where both streams have blocks to start, messages go first
+    CUDA(cudaStreamCreateWithPriority(&side_stream, cudaStreamNonBlocking, -99));
     stream = main_stream;
     for (int i = 0; i < NUM_STAMPS; i++) CUDA(cudaEventCreate(&stamps[i]));
     for (int i = 0; i < NUM_STAGES; i++) {
@@ -1475,29 +1476,31 @@ static __global__ void first_kernel(int32_t *first, const int32_t *tokens, size_
 }
 static __global__ void token_gradient_kernel(float *dwte, const floatX *dout, const int32_t *first,
                                              const int32_t *tokens, size_t N, size_t C) {
-    __shared__ int32_t found[BLOCK];
-    __shared__ int of_warps[BLOCK / WARP];
+    __shared__ int32_t found[2 * BLOCK];
+    __shared__ int of_warps[2][BLOCK / WARP]; // in turns, so that a barrier a turn is enough
     size_t n = blockIdx.x;
     int32_t token = tokens[n];
     if (first[token] != (int32_t)n) return; // the whole block
-    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    for (size_t start = n; start < N; start += BLOCK) {
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, count = 0, turn = 0;
+    for (size_t start = n; start < N; start += BLOCK, turn ^= 1) {
         size_t m = start + threadIdx.x;
         unsigned same = __ballot_sync(~0u, m < N && tokens[m < N ? m : n] == token);
-        if (lane == 0) of_warps[warp] = __popc(same);
+        if (lane == 0) of_warps[turn][warp] = __popc(same);
         __syncthreads();
-        int before = 0, count = 0;
+        int before = count;
         for (int w = 0; w < BLOCK / WARP; w++) {
-            if (w < warp) before += of_warps[w];
-            count += of_warps[w];
+            if (w < warp) before += of_warps[turn][w];
+            count += of_warps[turn][w];
         }
         if (same >> lane & 1) found[before + __popc(same & ((1u << lane) - 1))] = (int32_t)m;
+        if (count < BLOCK && start + BLOCK < N) continue; // there is room for more
         __syncthreads();
-        for (size_t i = threadIdx.x; i < C && count > 0; i += BLOCK) {
+        for (size_t i = threadIdx.x; i < C; i += BLOCK) {
             float sum = dwte[(size_t)token * C + i];
             for (int k = 0; k < count; k++) sum += f32(dout[(size_t)found[k] * C + i]);
             dwte[(size_t)token * C + i] = sum;
         }
+        count = 0;
     }
 }
 static __global__ void position_gradient_kernel(float *dwpe, const floatX *dout, size_t B, size_t T,

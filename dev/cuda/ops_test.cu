@@ -343,6 +343,8 @@ int main(void) {
     embedding_case(1, 1, 8, 65);
     embedding_case(3, 65, 48, 66);
     embedding_case(2, 300, 776, 5);
+    embedding_case(2, 650, 8, 2);
+    embedding_case(1, 700, 8, 1);
     layernorm_case(1, 8);
     layernorm_case(65, 48);
     layernorm_case(7, 1032);
