@@ -118,15 +118,15 @@ BOTH float f32(__half x) { return __half2float(x); }
 BOTH float f32(__nv_bfloat16 x) { return __bfloat162float(x); }
 // HAS_MMA: tensor cores multiply floatX, two of them (pack2) to a register.
 #if defined(PRECISION_FP32)
-enum { HAS_MMA = 0 };
+enum { HAS_MMA = 0, HAS_LOSS_SCALE = 0 };
 BOTH floatX fX(float x) { return x; }
 BOTH float fX_pair(float low, float high) { return low + high; } // never called
 #elif defined(PRECISION_FP16)
-enum { HAS_MMA = 1 };
+enum { HAS_MMA = 1, HAS_LOSS_SCALE = 1 };
 BOTH floatX fX(float x) { return __float2half_rn(x); }
 BOTH __half2 fX_pair(float low, float high) { return __floats2half2_rn(low, high); }
 #else
-enum { HAS_MMA = 1 };
+enum { HAS_MMA = 1, HAS_LOSS_SCALE = 0 };
 BOTH floatX fX(float x) { return __float2bfloat16_rn(x); }
 BOTH __nv_bfloat162 fX_pair(float low, float high) { return __floats2bfloat162_rn(low, high); }
 #endif
@@ -198,11 +198,6 @@ enum { CHANNELS_UNIT = 8 }; // C is a multiple of it: rows begin on 16 bytes
 // Rows of logits at a time. Each turn reads and writes wte's gradient: with 512 that would take
 // longer than the product itself (scripts/speed_model.py).
 enum { HEAD_ROWS = 4096 };
-#if defined(PRECISION_FP16)
-enum { HAS_LOSS_SCALE = 1 };
-#else
-enum { HAS_LOSS_SCALE = 0 };
-#endif
 enum { has_master = sizeof(floatX) < sizeof(real) }; // weights may have a copy of type real
 // Up or down with the odds that make it right on average; NaN and Inf stay. For bf16 only.
 BOTH floatX fX_random(float value, uint32_t random) {

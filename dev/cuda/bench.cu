@@ -1,9 +1,9 @@
 // bench.cu [B T C NH V]: every op of train_gpt.cu at the shapes of one training step, timed alone.
 // For each: microseconds (median of 20, the L2 cache emptied before each), calls in a micro-batch,
-// what bounds it (bytes or FLOPs), and how much of this card's own peak it reaches: of the bandwidth
-// of a copy, and of the FLOP/s of its data sheet. Products with an epilogue are timed without it,
-// too ("apart"), as cuBLASLt may have a slower kernel for it. Last line: the sum of the others,
-// which a micro-batch should take.
+// what bounds it (bytes or FLOPs), and how much of this card's own peak it reaches: of the
+// bandwidth of a copy, and of the FLOP/s of its data sheet. Products with an epilogue are timed
+// without it, too ("apart"), as cuBLASLt may have a slower kernel for it. Last line: the sum of the
+// others, which a micro-batch should take.
 //   build   dev/cuda/build.sh build/bench_cuda dev/cuda/bench.cu
 //   runs    on a GPU; on the emulator only to see that it runs:
 //           dev/emu/run dev/cuda/bench.cu 1 32 64 1 257 2
