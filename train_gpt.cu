@@ -2620,7 +2620,8 @@ static void gelu_backward(floatX *dinp, const floatX *pre_gelu, size_t count) {
 //   out     losses (N) real: log(sum e^x) - x[target]
 //   work    a block of up to 1024 threads for a row: one pass for maximum and sum (a thread scales
 //           its sum when its maximum grows: Milakov & Gimelshein 2018), one that writes. Powers are
-//           of 2, one instruction each, and no pack has a branch
+//           of 2, one instruction each, and no pack has a branch. The difference is taken first:
+//           x * log2(e) - max * log2(e) is shorter, but no longer 0 where x is the maximum
 //   cost    moves 3*N*Vp values, of which the second read comes from L2      speed   not measured
 static __global__ void __launch_bounds__(1024, 2)
 classifier_kernel(float *losses, floatX *logits, const int32_t *targets, float dloss, unsigned V,
@@ -2630,40 +2631,39 @@ classifier_kernel(float *losses, floatX *logits, const int32_t *targets, float d
     floatX *x = logits + (size_t)blockIdx.x * Vp;
     unsigned target = (unsigned)targets[blockIdx.x], begin = threadIdx.x * PACK;
     unsigned step = blockDim.x * PACK, packed = V / PACK * PACK, last = packed + threadIdx.x;
-    float max = -INFINITY, sum = 0, of_target = f32(x[target]); // max: in powers of two
+    float max = -INFINITY, sum = 0, of_target = f32(x[target]);
     for (unsigned i = begin; i < packed; i += step) {
         Pack p = load_pack(x + i);
-        float highest = f32(p.x[0]);
-        for (int k = 1; k < PACK; k++) highest = fmaxf(highest, f32(p.x[k]));
-        highest = fmaxf(max, highest * log2_e);
-        sum *= fast_exp2(max - highest);
-        for (int k = 0; k < PACK; k++) sum += fast_exp2(f32(p.x[k]) * log2_e - highest);
+        float highest = max;
+        for (int k = 0; k < PACK; k++) highest = fmaxf(highest, f32(p.x[k]));
+        sum *= fast_exp2((max - highest) * log2_e);
+        for (int k = 0; k < PACK; k++) sum += fast_exp2((f32(p.x[k]) - highest) * log2_e);
         max = highest;
     }
     if (last < V) { // the few behind the last pack
-        float one = f32(x[last]) * log2_e, highest = fmaxf(max, one);
-        sum = sum * fast_exp2(max - highest) + fast_exp2(one - highest);
+        float value = f32(x[last]), highest = fmaxf(max, value);
+        sum = sum * fast_exp2((max - highest) * log2_e) + fast_exp2((value - highest) * log2_e);
         max = highest;
     }
     float top = warp_max(max);
     if (threadIdx.x % WARP == 0) of_warps[threadIdx.x / WARP] = top;
     __syncthreads();
     top = warp_max(threadIdx.x % WARP < blockDim.x / WARP ? of_warps[threadIdx.x % WARP] : top);
-    sum = block_sum(sum * fast_exp2(max - top), of_warps);
-    float lse = top + log2f(sum);
-    if (threadIdx.x == 0) losses[blockIdx.x] = lse * (float)M_LN2 - of_target;
+    sum = block_sum(sum * fast_exp2((max - top) * log2_e), of_warps);
+    float lse = top + logf(sum);
+    if (threadIdx.x == 0) losses[blockIdx.x] = lse - of_target;
     if (dloss == 0) return;
     for (unsigned i = begin; i < packed; i += step) {
         Pack p = load_pack(x + i);
         for (int k = 0; k < PACK; k++) {
             float one = i + k == target ? 1 : 0;
-            p.x[k] = fX((fast_exp2(f32(p.x[k]) * log2_e - lse) - one) * dloss);
+            p.x[k] = fX((fast_exp2((f32(p.x[k]) - lse) * log2_e) - one) * dloss);
         }
         store_pack(x + i, p);
     }
     for (unsigned i = last; i < Vp; i += blockDim.x) {
         float one = i == target ? 1 : 0;
-        x[i] = fX(i < V ? (fast_exp2(f32(x[i]) * log2_e - lse) - one) * dloss : 0);
+        x[i] = fX(i < V ? (fast_exp2((f32(x[i]) - lse) * log2_e) - one) * dloss : 0);
     }
 }
 static void classifier_forward_backward(real *losses, floatX *logits, const int32_t *targets,
