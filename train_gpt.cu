@@ -68,7 +68,6 @@
 #include <math.h>
 #include <netdb.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -79,7 +78,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
-#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <time.h>
@@ -120,15 +118,15 @@ BOTH float f32(__half x) { return __half2float(x); }
 BOTH float f32(__nv_bfloat16 x) { return __bfloat162float(x); }
 // HAS_MMA: tensor cores multiply floatX, two of them (pack2) to a register.
 #if defined(PRECISION_FP32)
-enum { HAS_MMA = 0 };
+enum { HAS_MMA = 0, HAS_LOSS_SCALE = 0 };
 BOTH floatX fX(float x) { return x; }
 BOTH float fX_pair(float low, float high) { return low + high; } // never called
 #elif defined(PRECISION_FP16)
-enum { HAS_MMA = 1 };
+enum { HAS_MMA = 1, HAS_LOSS_SCALE = 1 };
 BOTH floatX fX(float x) { return __float2half_rn(x); }
 BOTH __half2 fX_pair(float low, float high) { return __floats2half2_rn(low, high); }
 #else
-enum { HAS_MMA = 1 };
+enum { HAS_MMA = 1, HAS_LOSS_SCALE = 0 };
 BOTH floatX fX(float x) { return __float2bfloat16_rn(x); }
 BOTH __nv_bfloat162 fX_pair(float low, float high) { return __floats2bfloat162_rn(low, high); }
 #endif
@@ -200,11 +198,6 @@ enum { CHANNELS_UNIT = 8 }; // C is a multiple of it: rows begin on 16 bytes
 // Rows of logits at a time. Each turn reads and writes wte's gradient: with 512 that would take
 // longer than the product itself (scripts/speed_model.py).
 enum { HEAD_ROWS = 4096 };
-#if defined(PRECISION_FP16)
-enum { HAS_LOSS_SCALE = 1 };
-#else
-enum { HAS_LOSS_SCALE = 0 };
-#endif
 enum { has_master = sizeof(floatX) < sizeof(real) }; // weights may have a copy of type real
 // Up or down with the odds that make it right on average; NaN and Inf stay. For bf16 only.
 BOTH floatX fX_random(float value, uint32_t random) {
@@ -275,13 +268,11 @@ static void mpi_init(int *rank, int *ranks, int *node_ranks) {
 }
 static void mpi_finish(void) {}
 static void mpi_abort(int code) { _exit(code); }
-static void mpi_post(void *x, int bytes, int peer, int is_send) {
-    (void)x; (void)bytes; (void)peer; (void)is_send;
-}
+static void mpi_post(void *, int, int, int) {}
 static void mpi_wait(void) {}
-static void mpi_sum(double *x, int count) { (void)x; (void)count; }
-static void mpi_max(int64_t *x, int count) { (void)x; (void)count; }
-static void mpi_broadcast(void *x, int bytes) { (void)x; (void)bytes; }
+static void mpi_sum(double *, int) {}
+static void mpi_max(int64_t *, int) {}
+static void mpi_broadcast(void *, int) {}
 #endif
 #ifdef USE_NCCL
 #include <nccl.h>
@@ -308,21 +299,12 @@ static const char *nccl_reduce(void *x, int count, int is_max, cudaStream_t s) {
 #else
 enum { has_nccl = 0, NCCL_ID_BYTES = 128 };
 #define NO_NCCL "built without NCCL"
-static const char *nccl_new_id(void *id) { (void)id; return NO_NCCL; }
-static const char *nccl_init(const void *id, int rank, int ranks) {
-    (void)id; (void)rank; (void)ranks;
-    return NO_NCCL;
-}
+static const char *nccl_new_id(void *) { return NO_NCCL; }
+static const char *nccl_init(const void *, int, int) { return NO_NCCL; }
 static const char *nccl_begin(void) { return NO_NCCL; }
 static const char *nccl_end(void) { return NO_NCCL; }
-static const char *nccl_post(void *x, int bytes, int peer, int is_send, cudaStream_t s) {
-    (void)x; (void)bytes; (void)peer; (void)is_send; (void)s;
-    return NO_NCCL;
-}
-static const char *nccl_reduce(void *x, int count, int is_max, cudaStream_t s) {
-    (void)x; (void)count; (void)is_max; (void)s;
-    return NO_NCCL;
-}
+static const char *nccl_post(void *, int, int, int, cudaStream_t) { return NO_NCCL; }
+static const char *nccl_reduce(void *, int, int, cudaStream_t) { return NO_NCCL; }
 #endif
 #ifndef GIT_HASH
 #define GIT_HASH "unknown" // the Makefile passes the commit
@@ -1147,7 +1129,7 @@ static double dev_stamps_ms(int from, int to) { // waits until the stream has pa
 
 // --- 5.2 memory: the calls behind which the GPU hides ---
 static size_t dev_bytes = 0; // what has been allocated; --plan predicts it exactly
-static int num_devices = 1;
+static int gpu_ranks = 1; // how many ranks use this rank's GPU
 // To the GPU by way of pinned memory, from which the GPU copies without the host. Two pieces, so
 // that one is filled while the other is read.
 enum { STAGE_BYTES = 4 << 20, NUM_STAGES = 2 };
@@ -1161,7 +1143,7 @@ static int env_int(const char *const *names) { // of the first that is set; -1: 
 static void dev_check(void) {
     static const char *const names[] = { "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID",
                                          "LOCAL_RANK", "SLURM_LOCALID", NULL };
-    int local = env_int(names);
+    int local = env_int(names), num_devices = 0;
     cudaError_t error = cudaGetDeviceCount(&num_devices);
     check(error == cudaSuccess && num_devices > 0, EXIT_USAGE, "no CUDA GPU: %s; train_gpt is the "
           "program for CPUs", error ? cudaGetErrorString(error) : "none is visible");
@@ -1171,7 +1153,8 @@ static void dev_check(void) {
     check(device.major >= 8, EXIT_USAGE, "GPU %s has compute capability %d.%d, 8.0 is needed",
           device.name, device.major, device.minor);
     CUDA(cudaStreamCreateWithFlags(&main_stream, cudaStreamNonBlocking));
-    CUDA(cudaStreamCreateWithFlags(&side_stream, cudaStreamNonBlocking));
+    // -99 is clamped to the most urgent: where both streams have blocks to start, messages go first
+    CUDA(cudaStreamCreateWithPriority(&side_stream, cudaStreamNonBlocking, -99));
     stream = main_stream;
     for (int i = 0; i < NUM_STAMPS; i++) CUDA(cudaEventCreate(&stamps[i]));
     for (int i = 0; i < NUM_STAGES; i++) {
@@ -1231,14 +1214,14 @@ static void values_to_dev(floatX *dev, const real *host, size_t count) {
 static size_t dev_bytes_free(void) { // this process's share of what is free
     size_t free_bytes, all;
     CUDA(cudaMemGetInfo(&free_bytes, &all));
-    return free_bytes / div_up((size_t)node_ranks, (size_t)num_devices);
+    return free_bytes / (size_t)gpu_ranks;
 }
 static char *dev_name(void) { return text_of("%s", device.name); }
 
 // --- 5.3 messages between ranks: NCCL from GPU to GPU, or MPI by way of the host ---
 // The ranks find each other through MPI where mpirun started them, else as torchrun and Slurm do
 // it: rank 0 listens at MASTER_ADDR, one port above MASTER_PORT. NCCL wants a GPU for each rank;
-// where ranks share one, or with GPT_COMM=mpi, messages take the way over the host.
+// where mpirun's ranks share one, or with GPT_COMM=mpi, messages take the way over the host.
 static struct { int is_mpi, is_nccl; char *word; } net; // word: 8 KiB on the GPU, for net_reduce
 typedef struct { void *dev, *host; int bytes, peer, is_send; } Message; // by way of the host
 static Message *messages = NULL;
@@ -1295,15 +1278,31 @@ static void tcp_broadcast(void *x, size_t bytes, int rank, int ranks) {
     freeaddrinfo(found);
     free(port);
 }
+// The most ranks that use one GPU, by its uuid: a rank may see no GPU but its own.
+static int64_t mpi_most_on_a_gpu(int rank, int ranks) {
+    int64_t *gpus = (int64_t *)host_alloc((size_t)ranks * sizeof *gpus), most; // zeros at first
+    uint64_t uuid[2];
+    memcpy(uuid, &device.uuid, sizeof uuid);
+    gpus[rank] = (int64_t)(hash64(uuid[0] ^ hash64(uuid[1])) >> 1);
+    mpi_max(gpus, ranks);
+    for (int r = 0; r < ranks; r++) gpu_ranks += r != rank && gpus[r] == gpus[rank];
+    free(gpus);
+    most = gpu_ranks;
+    mpi_max(&most, 1);
+    return most;
+}
 static void net_init(int *rank, int *ranks, int *node_ranks) {
     static const char *const all[] = { "WORLD_SIZE", "SLURM_STEP_NUM_TASKS", NULL };
     static const char *const own[] = { "RANK", "SLURM_PROCID", NULL };
-    static const char *const here[] = { "LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", NULL };
+    static const char *const here[] = { "LOCAL_WORLD_SIZE", "SLURM_STEP_TASKS_PER_NODE", NULL };
     const char *wanted = getenv("GPT_COMM");
     char id[NCCL_ID_BYTES] = { 0 };
+    int64_t most = 1; // not known without MPI: NCCL then refuses more
     net.is_mpi = getenv("OMPI_COMM_WORLD_SIZE") != NULL || getenv("PMI_SIZE") != NULL;
-    if (net.is_mpi) mpi_init(rank, ranks, node_ranks);
-    else {
+    if (net.is_mpi) {
+        mpi_init(rank, ranks, node_ranks);
+        most = mpi_most_on_a_gpu(*rank, *ranks);
+    } else {
         *rank = env_int(own);
         *ranks = env_int(all);
         *node_ranks = env_int(here) > 0 ? env_int(here) : *ranks;
@@ -1312,10 +1311,9 @@ static void net_init(int *rank, int *ranks, int *node_ranks) {
     }
     check(wanted == NULL || !strcmp(wanted, "mpi") || !strcmp(wanted, "nccl"), EXIT_USAGE,
           "GPT_COMM=%s: nccl or mpi", wanted);
-    net.is_nccl = wanted != NULL ? !strcmp(wanted, "nccl") : has_nccl && *node_ranks <= num_devices;
-    check(net.is_nccl || net.is_mpi, EXIT_USAGE, "%d processes on %d GPUs%s: without NCCL between "
-          "GPUs, mpirun has to start them", *node_ranks, num_devices,
-          has_nccl ? "" : ", and a build without NCCL");
+    net.is_nccl = wanted != NULL ? !strcmp(wanted, "nccl") : has_nccl && most == 1;
+    check(net.is_nccl || net.is_mpi, EXIT_USAGE, "%d processes without NCCL (%s): mpirun has to "
+          "start them", *ranks, has_nccl ? "GPT_COMM=mpi" : "left out of this build");
     if (!net.is_nccl) return;
     if (*rank == 0) nccl_check(nccl_new_id(id), "ncclGetUniqueId");
     if (net.is_mpi) mpi_broadcast(id, sizeof id);
@@ -1416,18 +1414,18 @@ DEVICE void store_reals(float *p, const float *x) {
     for (int k = 0; k < PACK; k += 4)
         *(float4 *)(p + k) = make_float4(x[k], x[k + 1], x[k + 2], x[k + 3]);
 }
-// `count` values of either type; IS_PACK: count is PACK, known to the compiler, and p on 16 bytes
-template <int IS_PACK, class T> DEVICE void load_values(float *x, const T *p, int count) {
+// Values of either type: a Pack of them, p on 16 bytes, or one.
+template <int IS_PACK, class T> DEVICE void load_values(float *x, const T *p) {
     if (IS_PACK && sizeof(T) == 4) load_reals(x, (const float *)p);
     else if (IS_PACK) {
         Pack k = load_pack((const floatX *)p);
         for (int i = 0; i < PACK; i++) x[i] = f32(k.x[i]);
-    } else for (int i = 0; i < count; i++) x[i] = f32(p[i]);
+    } else x[0] = f32(p[0]);
 }
-template <int IS_PACK, class T> DEVICE void store_values(T *p, const T *x, int count) {
+template <int IS_PACK, class T> DEVICE void store_values(T *p, const T *x) {
     if (IS_PACK && sizeof(T) == 4) store_reals((float *)p, (const float *)x);
     else if (IS_PACK) store_pack((floatX *)p, *(const Pack *)x);
-    else for (int i = 0; i < count; i++) p[i] = x[i];
+    else p[0] = x[0];
 }
 DEVICE float warp_sum(float x) { // on every lane, the same bits
     for (int d = WARP / 2; d > 0; d /= 2) x += __shfl_xor_sync(~0u, x, d);
@@ -1506,29 +1504,31 @@ static __global__ void first_kernel(int32_t *first, const int32_t *tokens, size_
 }
 static __global__ void token_gradient_kernel(float *dwte, const floatX *dout, const int32_t *first,
                                              const int32_t *tokens, size_t N, size_t C) {
-    __shared__ int32_t found[BLOCK];
-    __shared__ int of_warps[BLOCK / WARP];
+    __shared__ int32_t found[2 * BLOCK];
+    __shared__ int of_warps[2][BLOCK / WARP]; // in turns, so that a barrier a turn is enough
     size_t n = blockIdx.x;
     int32_t token = tokens[n];
     if (first[token] != (int32_t)n) return; // the whole block
-    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    for (size_t start = n; start < N; start += BLOCK) {
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, count = 0, turn = 0;
+    for (size_t start = n; start < N; start += BLOCK, turn ^= 1) {
         size_t m = start + threadIdx.x;
         unsigned same = __ballot_sync(~0u, m < N && tokens[m < N ? m : n] == token);
-        if (lane == 0) of_warps[warp] = __popc(same);
+        if (lane == 0) of_warps[turn][warp] = __popc(same);
         __syncthreads();
-        int before = 0, count = 0;
+        int before = count;
         for (int w = 0; w < BLOCK / WARP; w++) {
-            if (w < warp) before += of_warps[w];
-            count += of_warps[w];
+            if (w < warp) before += of_warps[turn][w];
+            count += of_warps[turn][w];
         }
         if (same >> lane & 1) found[before + __popc(same & ((1u << lane) - 1))] = (int32_t)m;
+        if (count < BLOCK && start + BLOCK < N) continue; // there is room for more
         __syncthreads();
-        for (size_t i = threadIdx.x; i < C && count > 0; i += BLOCK) {
+        for (size_t i = threadIdx.x; i < C; i += BLOCK) {
             float sum = dwte[(size_t)token * C + i];
             for (int k = 0; k < count; k++) sum += f32(dout[(size_t)found[k] * C + i]);
             dwte[(size_t)token * C + i] = sum;
         }
+        count = 0;
     }
 }
 static __global__ void position_gradient_kernel(float *dwpe, const floatX *dout, size_t B, size_t T,
@@ -1598,17 +1598,19 @@ static void layernorm_forward(floatX *out, real *mean, real *rstd, const floatX 
 // Sums over rows: of d (n,i), and with an inp also of d * xhat: the gradients of bias and weight.
 // N rows are cut into slices, a block for a slice and COLUMNS columns; its warps take every eighth
 // row, and are added in order. A second kernel adds the slices.
-//   scratch partial (2, slices, C) float: sums of d, then of d * xhat
+//   scratch partial (2, slices, C) float: sums of d, then, with an inp, of d * xhat
 enum { COLUMN_SLICES = 128, COLUMNS = WARP * PACK, WARPS = BLOCK / WARP };
-// Adds what the warps of a block have for COLUMNS columns from `column` on; of_warps: shared.
+// Adds what the warps of a block have for COLUMNS columns from `column` on; of_warps: shared. The
+// scratch of a bias, which may be 4 * C wide, has no room for sums of d * xhat.
 DEVICE void add_warps(float *partial, float of_warps[2][WARPS][COLUMNS], const float *sum,
-                      const float *dot, size_t column, size_t slice, size_t slices, size_t C) {
+                      const float *dot, int has_dot, size_t column, size_t slice, size_t slices,
+                      size_t C) {
     for (int k = 0; k < PACK; k++) {
         of_warps[0][threadIdx.x / WARP][threadIdx.x % WARP * PACK + k] = sum[k];
         of_warps[1][threadIdx.x / WARP][threadIdx.x % WARP * PACK + k] = dot[k];
     }
     __syncthreads();
-    for (size_t i = threadIdx.x; i < 2 * COLUMNS; i += BLOCK) {
+    for (size_t i = threadIdx.x; i < (has_dot ? 2 : 1) * COLUMNS; i += BLOCK) {
         size_t which = i / COLUMNS, c = i % COLUMNS;
         float total = 0;
         for (int w = 0; w < WARPS; w++) total += of_warps[which][w][c];
@@ -1633,7 +1635,7 @@ static __global__ void column_kernel(float *partial, const floatX *d, const floa
             dot[k] += f32(g.x[k]) * (f32(x.x[k]) - mu) * scale;
         }
     }
-    add_warps(partial, of_warps, sum, dot, column, slice, gridDim.y, C);
+    add_warps(partial, of_warps, sum, dot, inp != NULL, column, slice, gridDim.y, C);
 }
 // A block for WARP columns, its warps for every eighth slice, added in order; blockIdx.y: which sum
 static __global__ void slices_kernel(float *dbias, float *dweight, const float *partial,
@@ -1711,7 +1713,7 @@ static __global__ void layernorm_backward_kernel(floatX *dinp, float *partial, c
     }
     #pragma unroll
     for (int p = 0; p < PACKS; p++)
-        add_warps(partial, of_warps, sums[p], dots[p], p * step, blockIdx.x, gridDim.x, C);
+        add_warps(partial, of_warps, sums[p], dots[p], 1, p * step, blockIdx.x, gridDim.x, C);
 }
 static void layernorm_backward(floatX *dinp, real *dweight, real *dbias, const floatX *dout,
                                const floatX *inp, const real *mean, const real *rstd,
@@ -1848,10 +1850,10 @@ static Plan *plan_of(Product q) { // NULL: cuBLASLt has no kernel for it
     }
     return plans[i].num_found > 0 ? &plans[i] : NULL;
 }
-static void plan_multiply(Plan *p, void *d, const void *a, const void *b, const void *c) {
+static cublasStatus_t plan_multiply(Plan *p, void *d, const void *a, const void *b, const void *c) {
     float alpha = 1, beta = c != NULL ? 1 : 0;
-    LT(cublasLtMatmul(lt, p->desc, &alpha, a, p->a, b, p->b, &beta, c != NULL ? c : d, p->c, d,
-                      p->c, &p->algorithm, lt_workspace, LT_WORKSPACE_BYTES, stream));
+    return cublasLtMatmul(lt, p->desc, &alpha, a, p->a, b, p->b, &beta, c != NULL ? c : d, p->c, d,
+                          p->c, &p->algorithm, lt_workspace, LT_WORKSPACE_BYTES, stream);
 }
 // Times every algorithm found on operands that repeating the product does not change.
 static void plan_tune(Plan *p, void *d, const void *a, const void *b, const void *c) {
@@ -1868,10 +1870,10 @@ static void plan_tune(Plan *p, void *d, const void *a, const void *b, const void
         p->algorithm = p->found[i].algo;
         for (int k = 0; k < 5; k++) { // the first is slower
             dev_stamp(0);
-            plan_multiply(p, d, a, b, c);
+            int is_done = plan_multiply(p, d, a, b, c) == CUBLAS_STATUS_SUCCESS;
             dev_stamp(1);
             double ms = dev_stamps_ms(0, 1);
-            if (k > 0 && ms < best_ms) { best_ms = ms; best = i; }
+            if (is_done && k > 0 && ms < best_ms) { best_ms = ms; best = i; }
         }
     }
     if (rank > 0) best = -1;
@@ -1896,16 +1898,21 @@ static void matmul_tune(const char *path) {
     int64_t count = (int64_t)tune.count;
     comm_max_int(&count, 1); // nobody writes before all have read
 }
-// d = a b + beta c; c is d where the product adds to what is there
-static void plan_run(Plan *p, void *d, const void *a, const void *b, const void *c,
+// d = a b + beta c; c is d where the product adds to what is there. Returns 0, and nothing is done,
+// where cuBLASLt offered a kernel with an epilogue, and then does not support it.
+static int plan_run(Plan *p, void *d, const void *a, const void *b, const void *c,
                      const void *bias, const floatX *aux) {
     const Product *q = &p->product;
     if (q->has_bias || q->has_bias_gradient) LT_SET(p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
     if (q->has_gelu || q->has_dgelu) LT_SET(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux);
     if (tune.path != NULL && !p->is_tuned && c != d) plan_tune(p, d, a, b, c);
-    plan_multiply(p, d, a, b, c);
+    cublasStatus_t status = plan_multiply(p, d, a, b, c);
+    if (status == CUBLAS_STATUS_NOT_SUPPORTED && (q->has_gelu || q->has_dgelu ||
+                                                  q->has_bias_gradient)) return p->num_found = 0;
+    lt_check(status, "cublasLtMatmul");
     if (IS_TEST) dev_sync();
     matmul_flops += 2 * (double)q->m * (double)q->n * (double)q->k;
+    return 1;
 }
 static Plan *plan_needed(Product q) {
     Plan *p = plan_of(q);
@@ -1950,8 +1957,7 @@ static void matmul_forward(floatX *out, floatX *pre_gelu, const floatX *inp, con
         Product fused = q;
         fused.has_gelu = 1;
         Plan *p = matmul_fuses_gelu ? plan_of(fused) : NULL;
-        if (p != NULL) plan_run(p, out, weight, inp, NULL, bias, pre_gelu);
-        else {
+        if (p == NULL || !plan_run(p, out, weight, inp, NULL, bias, pre_gelu)) {
             plan_run(plan_needed(q), pre_gelu, weight, inp, NULL, bias, NULL);
             gelu_forward(out, pre_gelu, N * OC);
         }
@@ -1970,8 +1976,7 @@ static void matmul_backward(floatX *dinp, real *dweight, real *dbias, const floa
     fused.has_dgelu = 1;
     dw.is_real = 1;
     Plan *p = pre_gelu != NULL && matmul_fuses_gelu ? plan_of(fused) : NULL;
-    if (p != NULL) plan_run(p, dinp, weight, dout, NULL, NULL, pre_gelu);
-    else {
+    if (p == NULL || !plan_run(p, dinp, weight, dout, NULL, NULL, pre_gelu)) {
         plan_run(plan_needed(dx), dinp, weight, dout, NULL, NULL, NULL);
         if (pre_gelu != NULL) gelu_backward(dinp, pre_gelu, N * C);
     }
@@ -1979,8 +1984,8 @@ static void matmul_backward(floatX *dinp, real *dweight, real *dbias, const floa
     fused = dw;
     fused.has_bias_gradient = 1;
     p = dbias != NULL && matmul_fuses_bias_gradient ? plan_of(fused) : NULL;
-    if (p != NULL) { // an epilogue cannot add to dbias
-        plan_run(p, dweight, inp, dout, added, accumulate ? column_scratch : dbias, NULL);
+    // an epilogue cannot add to dbias
+    if (p && plan_run(p, dweight, inp, dout, added, accumulate ? column_scratch : dbias, NULL)) {
         if (accumulate) vector_add(dbias, column_scratch, OC);
         return;
     }
@@ -2647,44 +2652,57 @@ static void gelu_backward(floatX *dinp, const floatX *pre_gelu, size_t count) {
 //   in/out  logits (N,Vp) floatX: becomes dlogits = (softmax - onehot) * dloss, 0 in the padding
 //   out     losses (N) real: log(sum e^x) - x[target]
 //   work    a block of up to 1024 threads for a row: one pass for maximum and sum (a thread scales
-//           its sum when its maximum grows: Milakov & Gimelshein 2018), one that writes
+//           its sum when its maximum grows: Milakov & Gimelshein 2018), one that writes. Powers are
+//           of 2, one instruction each, and no pack has a branch. The difference is taken first:
+//           x * log2(e) - max * log2(e) is shorter, but no longer 0 where x is the maximum
 //   cost    moves 3*N*Vp values, of which the second read comes from L2      speed   not measured
-static __global__ void classifier_kernel(float *losses, floatX *logits, const int32_t *targets,
-                                         float dloss, size_t V, size_t Vp) {
+static __global__ void __launch_bounds__(1024, 2)
+classifier_kernel(float *losses, floatX *logits, const int32_t *targets, float dloss, unsigned V,
+                  unsigned Vp) {
     __shared__ float of_warps[WARP];
-    floatX *x = logits + blockIdx.x * Vp;
-    size_t target = (size_t)targets[blockIdx.x], begin = threadIdx.x * PACK;
-    size_t step = (size_t)blockDim.x * PACK;
+    const float log2_e = (float)M_LOG2E;
+    floatX *x = logits + (size_t)blockIdx.x * Vp;
+    unsigned target = (unsigned)targets[blockIdx.x], begin = threadIdx.x * PACK;
+    unsigned step = blockDim.x * PACK, packed = V / PACK * PACK, last = packed + threadIdx.x;
     float max = -INFINITY, sum = 0, of_target = f32(x[target]);
-    for (size_t i = begin; i < V; i += step) {
+    for (unsigned i = begin; i < packed; i += step) {
         Pack p = load_pack(x + i);
         float highest = max;
-        for (int k = 0; k < PACK; k++) if (i + k < V) highest = fmaxf(highest, f32(p.x[k]));
-        sum *= max == highest ? 1 : expf(max - highest);
-        for (int k = 0; k < PACK; k++) if (i + k < V) sum += expf(f32(p.x[k]) - highest);
+        for (int k = 0; k < PACK; k++) highest = fmaxf(highest, f32(p.x[k]));
+        sum *= fast_exp2((max - highest) * log2_e);
+        for (int k = 0; k < PACK; k++) sum += fast_exp2((f32(p.x[k]) - highest) * log2_e);
+        max = highest;
+    }
+    if (last < V) { // the few behind the last pack
+        float value = f32(x[last]), highest = fmaxf(max, value);
+        sum = sum * fast_exp2((max - highest) * log2_e) + fast_exp2((value - highest) * log2_e);
         max = highest;
     }
     float top = warp_max(max);
     if (threadIdx.x % WARP == 0) of_warps[threadIdx.x / WARP] = top;
     __syncthreads();
     top = warp_max(threadIdx.x % WARP < blockDim.x / WARP ? of_warps[threadIdx.x % WARP] : top);
-    sum = block_sum(sum == 0 ? 0 : sum * expf(max - top), of_warps); // 0: nothing seen
+    sum = block_sum(sum * fast_exp2((max - top) * log2_e), of_warps);
     float lse = top + logf(sum);
     if (threadIdx.x == 0) losses[blockIdx.x] = lse - of_target;
-    for (size_t i = begin; i < Vp && dloss != 0; i += step) {
+    if (dloss == 0) return;
+    for (unsigned i = begin; i < packed; i += step) {
         Pack p = load_pack(x + i);
         for (int k = 0; k < PACK; k++) {
             float one = i + k == target ? 1 : 0;
-            p.x[k] = fX(i + k < V ? (expf(f32(p.x[k]) - lse) - one) * dloss : 0);
+            p.x[k] = fX((fast_exp2((f32(p.x[k]) - lse) * log2_e) - one) * dloss);
         }
         store_pack(x + i, p);
+    }
+    for (unsigned i = last; i < Vp; i += blockDim.x) {
+        float one = i == target ? 1 : 0;
+        x[i] = fX(i < V ? (fast_exp2((f32(x[i]) - lse) * log2_e) - one) * dloss : 0);
     }
 }
 static void classifier_forward_backward(real *losses, floatX *logits, const int32_t *targets,
                                         real dloss, size_t N, size_t V, size_t Vp) {
-    classifier_kernel<<<grid_of(N, 1), block_of(div_up(Vp, PACK)), 0, stream>>>(losses, logits,
-                                                                                targets, dloss, V,
-                                                                                Vp);
+    classifier_kernel<<<grid_of(N, 1), block_of(div_up(Vp, PACK)), 0, stream>>>(
+        losses, logits, targets, dloss, (unsigned)V, (unsigned)Vp);
     launch_check("classifier_kernel");
 }
 
@@ -2716,44 +2734,45 @@ DEVICE float adamw_one(float weight, float *m, float *v, float grad, const AdamW
     float root = sqrtf(*v) * h.root_correction + h.eps;
     return weight * h.keep - h.step_size * *m / root;
 }
-// The parameters from `at` on, `count` of them: a Pack, or the last few
+// A Pack of parameters from `at` on, or one. A count known only at run time would put the arrays
+// into memory.
 template <int IS_PACK>
 DEVICE void adamw_some(floatX *w, float *master, void *m, void *v, const float *g, size_t at,
-                       int count, const AdamW &h) {
+                       const AdamW &h) {
     float weight[PACK], mean[PACK], square[PACK], grad[PACK];
-    load_values<IS_PACK>(grad, g + at, count);
-    if (master) load_values<IS_PACK>(weight, master + at, count);
-    else load_values<IS_PACK>(weight, w + at, count);
+    load_values<IS_PACK>(grad, g + at);
+    if (master) load_values<IS_PACK>(weight, master + at);
+    else load_values<IS_PACK>(weight, w + at);
     if (h.has_narrow_moments) {
-        load_values<IS_PACK>(mean, (floatX *)m + at, count);
-        load_values<IS_PACK>(square, (floatX *)v + at, count);
+        load_values<IS_PACK>(mean, (floatX *)m + at);
+        load_values<IS_PACK>(square, (floatX *)v + at);
     } else {
-        load_values<IS_PACK>(mean, (float *)m + at, count);
-        load_values<IS_PACK>(square, (float *)v + at, count);
+        load_values<IS_PACK>(mean, (float *)m + at);
+        load_values<IS_PACK>(square, (float *)v + at);
     }
     Pack stored, narrow_mean, narrow_square;
-    for (int k = 0; k < count; k++) {
+    for (int k = 0; k < (IS_PACK ? PACK : 1); k++) {
         weight[k] = adamw_one(weight[k], mean + k, square + k, grad[k], h);
         uint64_t random = h.is_random || h.has_narrow_moments ? adamw_random(h, at + k) : 0;
         stored.x[k] = h.is_random ? fX_random(weight[k], (uint32_t)random) : fX(weight[k]);
         narrow_mean.x[k] = fX_random(mean[k], (uint32_t)(random >> 16));
         narrow_square.x[k] = fX_random(square[k], (uint32_t)(random >> 32));
     }
-    store_values<IS_PACK>(w + at, stored.x, count);
-    if (master) store_values<IS_PACK>(master + at, weight, count);
+    store_values<IS_PACK>(w + at, stored.x);
+    if (master) store_values<IS_PACK>(master + at, weight);
     if (h.has_narrow_moments) {
-        store_values<IS_PACK>((floatX *)m + at, narrow_mean.x, count);
-        store_values<IS_PACK>((floatX *)v + at, narrow_square.x, count);
+        store_values<IS_PACK>((floatX *)m + at, narrow_mean.x);
+        store_values<IS_PACK>((floatX *)v + at, narrow_square.x);
     } else {
-        store_values<IS_PACK>((float *)m + at, mean, count);
-        store_values<IS_PACK>((float *)v + at, square, count);
+        store_values<IS_PACK>((float *)m + at, mean);
+        store_values<IS_PACK>((float *)v + at, square);
     }
 }
 static __global__ void adamw_kernel(floatX *w, float *master, void *m, void *v, const float *g,
                                     size_t count, AdamW h) {
     size_t at = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * PACK;
-    if (at + PACK <= count) adamw_some<1>(w, master, m, v, g, at, PACK, h);
-    else if (at < count) adamw_some<0>(w, master, m, v, g, at, (int)(count - at), h);
+    if (at + PACK <= count) adamw_some<1>(w, master, m, v, g, at, h);
+    else for (; at < count; at++) adamw_some<0>(w, master, m, v, g, at, h);
 }
 static void adamw_update(floatX *w, real *master, void *m, void *v, const real *g, size_t count,
                          AdamW h) {
@@ -2767,11 +2786,18 @@ static void adamw_update(floatX *w, real *master, void *m, void *v, const real *
 //   work    a block of up to 1024 threads for a sum
 //   cost    4 bytes a value -> memory-bound               speed   not measured
 static __global__ void sum_kernel(double *out, const float *x, size_t step, int is_square) {
+    enum { MANY = 8 };
     __shared__ double of_warps[WARP];
     double sum = 0;
-    for (size_t i = threadIdx.x; i < step; i += blockDim.x) {
-        double value = x[blockIdx.x * step + i];
-        sum += is_square ? value * value : value;
+    x += blockIdx.x * step;
+    for (size_t i = threadIdx.x; i < step; i += MANY * blockDim.x) { // MANY loads are under way
+        float values[MANY];
+        for (int k = 0; k < MANY; k++) {
+            size_t at = i + k * (size_t)blockDim.x;
+            values[k] = at < step ? x[at] : 0;
+        }
+        for (int k = 0; k < MANY; k++)
+            sum += is_square ? (double)values[k] * values[k] : (double)values[k];
     }
     sum = block_sum(sum, of_warps);
     if (threadIdx.x == 0) out[blockIdx.x] = sum;
@@ -2834,12 +2860,14 @@ static double dev_peak_flops(void) {
     static const struct { const char *name; double tera, fp32_tera; } cards[] = {
         { "H200", 989.4, 66.9 }, { "GH200", 989.4, 66.9 }, { "H100 PCIe", 756, 51.2 },
         { "H100 NVL", 835.5, 60 }, { "H100", 989.4, 66.9 }, { "H20", 148, 44 },
-        { "B200", 2250, 80 }, { "A100", 312, 19.5 }, { "A800", 312, 19.5 }, { "A40", 149.7, 37.4 },
-        { "A30", 165, 10.3 }, { "A10", 125, 31.2 }, { "L40S", 362, 91.6 }, { "L40", 181, 90.5 },
-        { "L4", 121, 30.3 }, { "RTX 4090", 165.2, 82.6 }, { "RTX 3090", 71, 35.6 },
-        { "RTX 5090", 209.5, 104.8 } };
+        { "B200", 2250, 80 }, { "GB200", 2500, 80 }, { "A100", 312, 19.5 }, { "A800", 312, 19.5 },
+        { "A40", 149.7, 37.4 }, { "A30", 165, 10.3 }, { "A10", 125, 31.2 }, { "L40S", 362, 91.6 },
+        { "L40", 181, 90.5 }, { "L4", 121, 30.3 }, { "RTX 3090", 71, 35.6 },
+        { "RTX 4090", 165.2, 82.6 }, { "RTX 5090", 209.5, 104.8 } };
     for (size_t i = 0; i < sizeof cards / sizeof *cards; i++) {
-        if (strstr(device.name, cards[i].name) == NULL) continue;
+        const char *name = cards[i].name, *at = strstr(device.name, name);
+        if (at == NULL || isalnum(at[strlen(name)]) || (at > device.name && isalnum(at[-1])))
+            continue; // an RTX A4000 is no A40
         if (sizeof(floatX) == 2) return 1e12 * cards[i].tera;
         return 1e12 * (matmul_tf32 ? cards[i].tera / 2 : cards[i].fp32_tera);
     }

@@ -1,12 +1,15 @@
 // bench.cu [B T C NH V]: every op of train_gpt.cu at the shapes of one training step, timed alone.
-// For each: microseconds (median of 20, caches flushed before each), calls in a micro-batch, what
-// bounds it (bytes or FLOPs), and how much of this card's own peak it reaches: of the bandwidth of
-// a copy, and of the FLOP/s of its data sheet. Last line: the sum, which a micro-batch should take.
+// For each: microseconds (median of 20, the L2 cache emptied before each), calls in a micro-batch,
+// what bounds it (bytes or FLOPs), and how much of this card's own peak it reaches: of the
+// bandwidth of a copy, and of the FLOP/s of its data sheet. Products with an epilogue are timed
+// without it, too ("apart"), as cuBLASLt may have a slower kernel for it. Last line: the sum of the
+// others, which a micro-batch should take.
 //   build   dev/cuda/build.sh build/bench_cuda dev/cuda/bench.cu
 //   runs    on a GPU; on the emulator only to see that it runs:
 //           dev/emu/run dev/cuda/bench.cu 1 32 64 1 257 2
 #define GPT_NO_MAIN
 #include "../../train_gpt.cu"
+#include "cold.h"
 
 static size_t B = 64, T = 1024, C = 768, NH = 12, V = 50257, L = 12;
 static size_t N, Vp;
@@ -60,12 +63,23 @@ static void run_adamw(void) {
 static void run_norm(void) { sum_squares(totals, grads, 256, 12 * C * C / 256); }
 static void run_copy(void) { dev_copy(wide, wide + N * 4 * C, N * 4 * C * sizeof(floatX)); }
 
+// What is an epilogue otherwise, in a kernel of its own
+static void apart(void (*op)(void)) {
+    matmul_fuses_gelu = matmul_fuses_bias_gradient = 0;
+    op();
+    matmul_fuses_gelu = matmul_fuses_bias_gradient = 1;
+}
+static void run_fc_apart(void) { apart(run_fc); }
+static void run_qkv_backward_apart(void) { apart(run_qkv_backward); }
+static void run_proj_backward_apart(void) { apart(run_proj_backward); }
+static void run_fc_backward_apart(void) { apart(run_fc_backward); }
+static void run_fcproj_backward_apart(void) { apart(run_fcproj_backward); }
+
 static double median_us(void (*op)(void)) {
     enum { TRIES = 20 };
     double us[TRIES];
     for (int i = 0; i < TRIES; i++) {
-        dev_zero(m, 12 * C * C * sizeof(float)); // flushes what it can of the L2 cache
-        dev_zero(wide + N * 4 * C, N * 4 * C * sizeof(floatX));
+        cold_read();
         dev_stamp(0);
         op();
         dev_stamp(1);
@@ -93,6 +107,7 @@ static void allocate(void) {
     Vp = round_up(V, 128);
     size_t most_weights = max_size(12 * C * C, Vp * C);
     ops_init(B, T, C, NH, Vp);
+    cold_alloc();
     x = random_values(N * C), y = random_values(N * C), narrow = random_values(N * C);
     wide = random_values(2 * N * 4 * C), weights = random_values(most_weights);
     bias = random_values(4 * C), logits = random_values(rows() * Vp);
@@ -128,11 +143,16 @@ int main(int argc, char **argv) {
         { "matmul qkv", run_qkv, L, 0, 3 * product },
         { "matmul attproj + residual", run_proj, L, 0, product },
         { "matmul fc + gelu", run_fc, L, 0, 4 * product },
+        { "  gelu apart", run_fc_apart, 0, 0, 4 * product },
         { "matmul fcproj + residual", run_fcproj, L, 0, 4 * product },
         { "matmul qkv backward", run_qkv_backward, L, 0, 6 * product },
+        { "  bias gradient apart", run_qkv_backward_apart, 0, 0, 6 * product },
         { "matmul attproj backward", run_proj_backward, L, 0, 2 * product },
+        { "  bias gradient apart", run_proj_backward_apart, 0, 0, 2 * product },
         { "matmul fc backward", run_fc_backward, L, 0, 8 * product },
+        { "  bias gradient apart", run_fc_backward_apart, 0, 0, 8 * product },
         { "matmul fcproj backward", run_fcproj_backward, L, 0, 8 * product },
+        { "  gelu and bias g. apart", run_fcproj_backward_apart, 0, 0, 8 * product },
         { "attention", run_attention, L, 0, 2 * square },
         { "attention backward", run_attention_backward, L, 0, 5 * square },
         { "head", run_head, chunks, 0, head },

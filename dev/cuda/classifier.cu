@@ -5,7 +5,8 @@
 //               sum of e^(x - maximum), one that writes the gradient: 4 values moved
 //   online      maximum and sum in one pass: a thread corrects its sum when its maximum grows: 3
 //               values moved, of which the second read mostly comes from L2
-//   shipped     16 bytes a load, so the sum is corrected once for 8 values; 1024 threads to a row
+//   shipped     16 bytes a load, so the sum is corrected once for 8 values; 1024 threads to a row;
+//               powers of 2 instead of e, and what lies behind the last pack apart: no branches
 #include "ladder.h"
 
 static size_t N, V, Vp;

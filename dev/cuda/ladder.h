@@ -16,6 +16,7 @@
 //   argument  --small: the awkward shape alone, for the race build
 #pragma once
 #include "both.h"
+#include "cold.h"
 #ifdef EMULATED
 enum { IS_EMULATED = 1 };
 #else
@@ -41,8 +42,6 @@ typedef struct {
 } Ladder;
 static int num_wrong = 0, is_timed = 0;
 static double bandwidth = NAN; // bytes/s of a copy
-static void *cold = NULL;      // what is written to empty the L2 cache
-static size_t cold_bytes;
 
 // --- arrays ---
 static double get(double x) { return x; }
@@ -117,7 +116,7 @@ static double rung_check(const Ladder *l, const Rung *rung, double *error) {
     return worst;
 }
 static double rung_us(const Rung *rung) {
-    dev_zero(cold, cold_bytes);
+    cold_read();
     dev_stamp(0);
     rung->run();
     dev_stamp(1);
@@ -173,8 +172,7 @@ static void ladder_start(void) {
     dev_check();
     cpu::dev_check();
     if (IS_EMULATED) return;
-    cold_bytes = max_size((size_t)256 << 20, 2 * (size_t)device.l2CacheSize);
-    cold = dev_alloc(cold_bytes, "a ladder");
+    cold_alloc();
     bandwidth = 0;
     for (int i = 0; i < MANY; i++) {
         dev_stamp(0);

@@ -142,6 +142,28 @@ static void matmul_case(size_t N, size_t C, size_t OC) {
     }
     scratch_free();
 }
+// The gradient of the widest bias, 4 C: its slices must leave alone what lies behind their scratch.
+static void column_sums_case(size_t N, size_t C) {
+    size_t OC = 4 * C;
+    SHAPE("N %zu OC %zu", N, OC);
+    scratch(1, N, C, 1, 128);
+    X dout(N * OC, 1);
+    R db(OC);
+    int changed = 0;
+    for (size_t i = 0; i < first_count; i++) first_scratch[i] = (int32_t)i;
+    for (int accumulate = 0; accumulate < 2; accumulate++) {
+        column_sums(db.dev, NULL, dout.dev, NULL, NULL, NULL, N, OC, accumulate);
+        for (size_t i = 0; i < OC; i++) {
+            double sum = 0;
+            for (size_t n = 0; n < N; n++) sum += dout.cpu[n * OC + i];
+            db.cpu[i] = (1 + accumulate) * sum;
+        }
+        db.expect("column_sums", 32 * unit, sqrt((double)N));
+    }
+    for (size_t i = 0; i < first_count; i++) changed += first_scratch[i] != (int32_t)i;
+    report("column_sums scratch", changed, 0);
+    scratch_free();
+}
 static void attention_case(size_t B, size_t T, size_t NH, size_t HS) {
     size_t C = NH * HS, N = B * T;
     SHAPE("B %zu T %zu NH %zu HS %zu", B, T, NH, HS);
@@ -226,6 +248,14 @@ static void sums_case(size_t parts, size_t step) {
     y.expect("vector_add", unit);
     dev_free(sums);
     free(want);
+}
+
+// A card's peak is that of its own name, not of a name within it.
+static void peak_case(const char *name, double tera) {
+    SHAPE("%s", name);
+    snprintf(device.name, sizeof device.name, "%s", name);
+    double got = 1e-12 * dev_peak_flops();
+    report("peak", sizeof(floatX) == 4 || got == tera || (isnan(got) && isnan(tera)) ? 0 : got, 0);
 }
 
 // --- whole models ---
@@ -313,6 +343,8 @@ int main(void) {
     embedding_case(1, 1, 8, 65);
     embedding_case(3, 65, 48, 66);
     embedding_case(2, 300, 776, 5);
+    embedding_case(2, 650, 8, 2);
+    embedding_case(1, 700, 8, 1);
     layernorm_case(1, 8);
     layernorm_case(65, 48);
     layernorm_case(7, 1032);
@@ -323,6 +355,11 @@ int main(void) {
     matmul_case(7, 48, 144);
     matmul_case(130, 264, 72);
     matmul_case(600, 8, 24);
+    setenv("EMU_REFUSE_EPILOGUES", "1", 1); // cuBLASLt may offer a product, and then refuse it
+    matmul_case(7, 48, 144);
+    unsetenv("EMU_REFUSE_EPILOGUES");
+    column_sums_case(1024, 256);
+    column_sums_case(1100, 8);
     const size_t heads[][4] = { { 1, 1, 1, 48 }, { 3, 65, 3, 16 }, { 1, 65, 1, 96 },
         { 1, 65, 1, 192 }, { 2, 33, 8, 5 }, { 1, 200, 3, 32 }, { 1, 1, 3, 64 }, { 3, 65, 3, 64 },
         { 1, 200, 1, 64 }, { 1, 130, 2, 128 }, { 1, 40, 1, 256 } };
@@ -343,6 +380,16 @@ int main(void) {
     model_case(1, 200, 1, 3, 96, 257);
     model_case(3, 65, 1, 3, 192, 257);
     model_case(1, 200, 1, 3, 192, 66);
+    peak_case("NVIDIA H200", 989.4);
+    peak_case("NVIDIA H100 80GB HBM3", 989.4);
+    peak_case("NVIDIA H100 PCIe", 756);
+    peak_case("NVIDIA A100-SXM4-80GB", 312);
+    peak_case("A100-PCIE-40GB", 312);
+    peak_case("NVIDIA GB200", 2500);
+    peak_case("NVIDIA A40", 149.7);
+    peak_case("NVIDIA L4", 121);
+    peak_case("NVIDIA RTX A4000", NAN);
+    peak_case("NVIDIA A10G", NAN);
     printf("%d passed, %d failed, 0 skipped\n", num_passed, num_failed);
     return num_failed > 0;
 }

@@ -5,8 +5,8 @@
 //               multiprocessor reads at full speed, but the order of additions is left to chance
 //   tree        a block for a part, its sums halved in shared memory: the same bits every time, but
 //               a barrier for each of eight halvings, in which ever fewer threads work
-//   shipped     a block of 1024 for a part, so that more loads are under way; sums by shuffles, two
-//               barriers
+//   shipped     a block of 1024 for a part, so that more loads are under way; and 8 of a thread,
+//               before any is added; sums by shuffles, two barriers
 #include "ladder.h"
 
 static size_t parts, step;

@@ -323,6 +323,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const
     if (!is_known(d.e.bias_type)) return not_supported("cublasLt bias type", d.e.bias_type);
     for (const void* q : {A, B, C, (const void*)D, (const void*)workspace})
         if ((uintptr_t)q % 16) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (d.e.has(AUX | BGRAD_A | BGRAD_B) && env_number("EMU_REFUSE_EPILOGUES", 0))
+        return CUBLAS_STATUS_NOT_SUPPORTED;
     if (workspace_bytes) check_device_range("cublasLt workspace", workspace, workspace_bytes);
     p.alpha = *(const float*)alpha, p.beta = *(const float*)beta, p.e = d.e;
     p.A = matrix(A, a, d.ta), p.B = matrix(B, b, d.tb), p.C = matrix(C, c, false);

@@ -507,8 +507,9 @@ cudaError_t cudaSetDevice(int d) {
 }
 cudaError_t cudaGetDevice(int* d) { *d = device; return cudaSuccess; }
 cudaError_t cudaGetDeviceCount(int* n) { *n = num_devices(); return cudaSuccess; }
-cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int) {
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int d) {
     memset((void*)p, 0, sizeof *p);
+    p->uuid.bytes[0] = (char)(env_number("EMU_FIRST_DEVICE", 0) + d);
     strcpy(p->name, "emulated device");
     p->major = 9;
     p->multiProcessorCount = (int)env_number("EMU_SMS", 4);    // few: grids sized by it stay small

@@ -38,6 +38,9 @@ for precision in BF16 FP32 FP16; do
             EMU_SHUFFLE=$seed EMU_LAZY=$seed
     done
     run_test "cuda_asan_$precision" emulated test_gpt.c asan $precision
+    [ $precision != BF16 ] || # its leaks are its own, and the two programs'
+        run_test "cuda_beside_cpu_asan" emulated dev/cuda/ops_test.cu asan $precision \
+            ASAN_OPTIONS=detect_leaks=0
     # Of what is left out, some takes minutes, and some allocates more than its shadow has room for.
     run_test "cuda_races_$precision" emulated test_gpt.c race $precision embedding \
         layernorm gelu matmul_backward attention_backward classifier adamw vectors squares a_step \

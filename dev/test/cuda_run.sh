@@ -219,5 +219,24 @@ END
     run mpirun -np 2 ./as_torchrun $shape --steps 2 --out two
     same_state one/step_00000002 two/step_00000002
     RANK=1 WORLD_SIZE=2 ends 2 'neither mpirun nor MASTER_ADDR' "$cuda" $shape
+    GPT_COMM=mpi RANK=1 WORLD_SIZE=2 ends 2 'without NCCL \(GPT_COMM=mpi\)' "$cuda" $shape
+}
+# Slurm and wrappers may show each rank its own GPU alone. What goes by way of the host, waits often.
+test_cuda_uses_nccl_where_each_rank_sees_one_gpu_of_its_own() {
+    local gpus waits=()
+    text
+    export EMU_PROFILE=1
+    for gpus in all own same; do
+        { echo '#!/bin/sh'
+          [ $gpus = all ] || echo 'export EMU_DEVICES=1'
+          [ $gpus != own ] || echo 'export EMU_FIRST_DEVICE=$OMPI_COMM_WORLD_RANK'
+          echo "exec '$cuda' \"\$@\" --out $gpus"; } >$gpus.sh
+        chmod +x $gpus.sh
+        run mpirun -np 2 ./$gpus.sh $shape --steps 2
+        waits+=("$(sed -n 's/.* \([0-9]*\) host synchronisations.*/\1/p' stderr | sort -n | tail -n 1)")
+        same_state all/step_00000002 $gpus/step_00000002
+    done
+    [ "${waits[0]}" -eq "${waits[1]}" ] && [ "${waits[2]}" -gt "${waits[0]}" ] ||
+        fail "waits, with all GPUs, an own one, the same one: ${waits[*]}"
 }
 run_tests "$@"
