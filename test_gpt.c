@@ -12,7 +12,7 @@
 #include "train_gpt.cu"
 enum { is_gpt_cuda = 1 };
 static real exp_real(real x) { return expf(x); }    // of the CPU program, where they are tested
-static int matmul_bf16 = 0;
+[[maybe_unused]] static int matmul_bf16 = 0;
 #else
 #include "train_gpt.c"
 enum { is_gpt_cuda = 0 };
