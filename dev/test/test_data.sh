@@ -463,6 +463,27 @@ t.txt|use: train_bpe
 --out full t.txt|full: Directory not empty|exists
 END
     [ "$(ls full)" = a ] || fail "full was changed"
+    text 99 >t.txt
+    "$B/train_bpe" --out full t.txt 2>stderr && fail "took a full folder"
+    ! grep -q pieces stderr || fail "refused only after the training"
+}
+test_train_bpe_takes_values_and_folders_as_they_are_written() {
+    text 99 >t.txt
+    mkdir empty
+    bpe --vocab_size 300 --out plain t.txt
+    bpe --vocab-size=300 --min_count=2 --out=slash// t.txt
+    bpe --vocab_size 300 --out empty/ t.txt
+    diff -r plain slash
+    diff -r plain empty
+    [ -z "$(find . -name '*.tmp')" ] || fail "left $(ls)"
+}
+test_train_bpe_without_room_leaves_nothing() {
+    text 99 >t.txt
+    status=0
+    (ulimit -f 2; exec "$B/train_bpe" --out vocab t.txt >stdout 2>stderr) || status=$?
+    want 4
+    says '^error: vocab: File too large'
+    [ ! -e vocab ] && [ ! -e vocab.tmp ] || fail "left $(ls)"
 }
 
 run_tests "$@"
