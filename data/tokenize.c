@@ -389,8 +389,8 @@ static void print_ids(Input *in) { // of one document, on one line
 }
 
 // Leakage: how many of the n-grams of one shard's documents does another one have too? N-grams are
-// compared by a rolling 64-bit hash; none spans an <|endoftext|>: that of --tokenizer or, where none
-// is given, the first token of the second file, which has to start with a document then.
+// compared by a rolling 64-bit hash; none spans an <|endoftext|>: that of --tokenizer or, if not
+// given, the first token of the second file, which has to start with a document then.
 typedef struct { uint64_t hash, count; int found; } Gram;
 static Gram *grams; // hash table (grams_mask + 1) of the second file's
 static size_t grams_mask = 1;
