@@ -131,7 +131,7 @@ def tokenizer_of(path, ids, merges, special):
                 types=[CONTROL if t in special else NORMAL for t in tokens])
 
 def read_merges(file):
-    check(os.path.isfile(file), os.path.dirname(file) + "/vocab.json", "no merges.txt beside it")
+    check(os.path.isfile(file), file, "not there, but vocab.json needs it")
     lines = open(file, encoding="utf-8").read().split("\n")
     merges = [m for m in lines[lines[0].startswith("#version"):] if m]
     check(all(m.count(" ") == 1 for m in merges), file, "a merge is not two tokens")

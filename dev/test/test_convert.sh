@@ -300,7 +300,7 @@ test_convert_takes_the_tokenizer_beside_the_input() {
     convert m named.gguf --tokenizer m/vocab.json
     same_listing named.gguf want.gguf
     rm m/merges.txt
-    cannot 3 'vocab.json: no merges.txt beside it' m out.gguf
+    cannot 3 'merges.txt: not there, but vocab.json needs it' m out.gguf
 }
 test_convert_takes_no_vocabulary_of_gpt2_where_another_is() {
     needs_numpy
