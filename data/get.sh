@@ -98,8 +98,12 @@ is_good() {         # is_good FILE BYTES SHA-256: if not, what is wrong is in $w
 }
 download() {        # download URL FILE: goes on with it. What went wrong is in $error
     command -v curl >/dev/null || { error="install curl"; return 1; }
-    set -- -fL -C - --connect-timeout 10 --speed-limit 1000 --speed-time 30 -o "$2" "$1"
-    if [ -t 2 ]; then error='' && curl -# "$@" >&2; else error=$(curl -sS "$@" 2>&1); fi
+    set -- -fL -C - --connect-timeout 10 --speed-limit 1000 --speed-time 30 -o "$2" \
+        -w '%{http_code}' "$1"
+    if [ -t 2 ]; then error=$(curl -# "$@"); else error=$(curl -sS "$@" 2>&1); fi
+    code=$? http=${error#"${error%???}"} error=${error%???}     # three digits stand at the end
+    case $code/$http in 33/* | 36/* | 22/416) rm -f -- "$part" ;; esac  # no going on with it
+    return $code
 }
 file() {
     [ "$1" = "$name" ] || return 0
@@ -118,12 +122,11 @@ file() {
             error="what came is not $base: $wrong"
         }
     else
-        case $error in *416*|*'byte ranges'*|*resume*) rm -f -- "$part" ;; esac  # no going on with it
         [ -s "$part" ] || rm -f -- "$part"
     fi
     if [ ! -s "$path" ]; then
         rmdir -- "${path%/*}" 2>/dev/null
-        say "error: cannot get $url${error:+: }$(echo "$error" | tr '\n' ' ')"
+        say "error: cannot get $url${error:+: }$(printf %s "$error" | tr '\n' ' ')"
         exit 4
     fi
     say "$path: SHA-256 $sha, $([ "$4" = - ] && echo "no record" || echo "as recorded")"

@@ -14,7 +14,8 @@
 // Output: PREFIX_train_000000.bin and so on, and by a hash of the document's number
 // PREFIX_val_000000.bin and so on: llm.c's format, a header of 256 int32 (20240520, 1, tokens) and
 // uint16 tokens, or 20240801, 7 and uint32 for vocabularies above 65,536; <|endoftext|> before each
-// document. A file is written as .tmp, synced, and renamed; files that exist are never replaced.
+// document. A file is written as .tmp, synced, and renamed; files that exist are never replaced. A
+// run that fails, or is stopped by a signal, removes its shards: it could not go on with them.
 //
 // Memory is constant: documents of any length go through two batches of parts of PART_BYTES. Parts
 // are cut where GPT-2's pattern cuts in any case (safe_cut), so that the ids are those of the whole
@@ -32,11 +33,11 @@ typedef struct { // text, and its ids from ids[at] on for a part that starts at 
     Part *parts;
     size_t bytes, num_parts;
 } Batch;
-typedef struct { const char *kind; OutFile file; uint64_t in_shard, all; int index; } Shards;
+typedef struct { const char *kind; OutFile file; uint64_t in_shard, all; int num_done; } Shards;
 
 static struct { const char *tokenizer, *field, *out, *split; double val_fraction;
                 uint64_t shard_tokens; int is_jsonl, print_ids, check_overlap, ngram; } opt =
-    { "gpt2", "text", "data/tokens", "none", 0, 100000000, 0, 0, 0, 13 };
+    { NULL, "text", "data/tokens", "none", 0, 100000000, 0, 0, 0, 13 };
 static Tokenizer tok;
 static Batch batches[2];
 static int now = 0; // the batch being filled; the other one is being encoded
@@ -47,10 +48,20 @@ static Text nowhere; // a string read to this is dropped
 static Shards shards[2] = { { "train", { NULL, -1, 0, 0 }, 0, 0, 0 },
                             { "val", { NULL, -1, 0, 0 }, 0, 0, 0 } };
 static double start_ms, shown_ms;
+static int is_done = 0; // all shards are whole
 
 // --- output ---
-static void remove_unfinished(void) { // at any exit
-    for (int i = 0; i < 2; i++) if (shards[i].file.path != NULL) unlink(shards[i].file.path);
+static void remove_shards(void) { // at any exit; also in a signal, so nothing is allocated
+    static char path[8192];
+    for (int i = 0; i < 2 && !is_done; i++) for (int k = 0; k <= shards[i].num_done; k++) {
+        snprintf(path, sizeof path, "%s_%s_%06d.bin%s", opt.out, shards[i].kind, k,
+                 k < shards[i].num_done ? "" : ".tmp");
+        unlink(path);
+    }
+}
+static void on_stop(int number) {
+    remove_shards();
+    _exit(128 + number);
 }
 static void shard_close(Shards *s) {
     if (s->file.path == NULL) return;
@@ -62,11 +73,12 @@ static void shard_close(Shards *s) {
     if (!s->file.error && pwrite(s->file.fd, header, sizeof header, 0) != sizeof header)
         s->file.error = errno ? errno : EIO;
     int error = out_close(&s->file);
+    s->file.path = NULL;
+    if (error == 0 && access(name, F_OK) == 0) error = EEXIST;
     if (error == 0 && rename(path, name) != 0) error = errno;
-    if (error != 0) unlink(path);
     check(error == 0, EXIT_IO, "%s: %s", name, strerror(error));
     printf("%s: %" PRIu64 " tokens\n", name, s->in_shard);
-    s->file.path = NULL;
+    s->num_done++;
     s->in_shard = 0;
     free(path);
     free(name);
@@ -77,7 +89,7 @@ static void shard_put(Shards *s, const uint32_t *ids, size_t count) {
     while (count > 0) {
         if (s->file.path == NULL) {
             static const char header[SHARD_HEADER_BYTES] = "";
-            char *path = text_of("%s_%s_%06d.bin.tmp", opt.out, s->kind, s->index++);
+            char *path = text_of("%s_%s_%06d.bin.tmp", opt.out, s->kind, s->num_done);
             s->file = out_open(path);
             free(path);
             out_write(&s->file, header, sizeof header);
@@ -219,18 +231,19 @@ static int in_peek(Input *in) { // the next byte, or -1
 }
 static void read_text(Input *in) {
     int is_eot = !strcmp(opt.split, "eot");
-    // A failed match need not be looked at again: the start of neither border comes again in it.
+    // A failed match need not be looked at again: the start of no border comes again in it.
     const char *border = is_eot ? TOK_END : "\n\n";
-    size_t border_bytes = strlen(border), matched = 0;
+    size_t matched = 0;
     for (int c; (c = in_peek(in)) >= 0; ) {
         const char *s = in->buf + in->at;
+        if (matched == 1 && !is_eot) border = c == '\r' ? "\n\r\n" : "\n\n";
         if (strcmp(opt.split, "none") == 0) {
             doc_add(s, in->end - in->at);
             in->at = in->end;
         } else if (c == border[matched]) {
             in->at++;
-            if (++matched < border_bytes) continue;
-            if (!is_eot) doc_add(border, border_bytes);
+            if (border[++matched]) continue;
+            if (!is_eot) doc_add(border, matched);
             doc_end();
             matched = 0;
         } else if (matched > 0) {
@@ -369,18 +382,19 @@ static void print_ids(Input *in) { // of one document, on one line
         text_add_bytes(&line, number, (size_t)sprintf(number, "%s%u", i ? " " : "", ids[i]));
     }
     text_add_bytes(&line, "\n", 1);
-    size_t written = fwrite(line.at, 1, line.count, stdout);
-    check(written == line.count && fflush(stdout) == 0, EXIT_IO, "stdout: %s", strerror(errno));
+    fwrite(line.at, 1, line.count, stdout);
     free(text.at);
     free(line.at);
     free(ids);
 }
 
 // Leakage: how many of the n-grams of one shard's documents does another one have too? N-grams are
-// compared by a rolling 64-bit hash; none spans an <|endoftext|> (the first token of the shard).
+// compared by a rolling 64-bit hash; none spans an <|endoftext|>: that of --tokenizer or, if not
+// given, the first token of the second file, which has to start with a document then.
 typedef struct { uint64_t hash, count; int found; } Gram;
 static Gram *grams; // hash table (grams_mask + 1) of the second file's
 static size_t grams_mask = 1;
+static int32_t end_of_text = -1;
 
 static void scan_grams(const char *path, int is_first) {
     enum { BLOCK = 1 << 16, MAX_NGRAM = 256 };
@@ -396,12 +410,11 @@ static void scan_grams(const char *path, int is_first) {
         while (grams_mask < 2 * shard.count) grams_mask = 2 * grams_mask + 1;
         grams = (Gram *)host_alloc((grams_mask + 1) * sizeof *grams);
     }
-    int32_t end_of_text = 0;
     for (uint64_t i = 0; i < n; i++) power *= TOK_MIX;
     for (uint64_t at = 0; at < shard.count; at++) {
         if (at % BLOCK == 0) data_read(&data, at, min_size(BLOCK, shard.count - at), block);
         int32_t token = block[at % BLOCK];
-        if (at == 0) end_of_text = token;
+        if (end_of_text < 0) end_of_text = token;
         if (token == end_of_text) { length = hash = 0; continue; }
         uint64_t h = ((uint64_t)token + 1) * 0xbf58476d1ce4e5b9u, *old = &window[length % n];
         h ^= h >> 29;
@@ -418,6 +431,7 @@ static void scan_grams(const char *path, int is_first) {
 }
 static void check_overlap(const char *a, const char *b) {
     uint64_t all = 0, found = 0, different = 0, different_found = 0;
+    if (opt.tokenizer) end_of_text = tok.end_of_text;
     scan_grams(b, 0);
     scan_grams(a, 1);
     for (size_t i = 0; i <= grams_mask; i++) {
@@ -437,8 +451,12 @@ static const char usage[] =
     "use: data/tokenize [--tokenizer bytes|gpt2|FILE|FOLDER] [--out PREFIX] [--val_fraction 0.0]\n"
     "         [--shard_tokens 100000000] [--field text] [--split none|blank|eot] FILE...|-\n"
     "     data/tokenize [--tokenizer ...] --print_ids [FILE]\n"
-    "     data/tokenize --check_overlap [--ngram 13] TRAIN.bin VAL.bin\n";
+    "     data/tokenize [--tokenizer ...] --check_overlap [--ngram 13] TRAIN.bin VAL.bin\n";
 
+static void check_stdout(void) {
+    check(fflush(stdout) == 0 && !ferror(stdout), EXIT_IO, "cannot write to standard output: %s",
+          strerror(errno));
+}
 static double number(const char *name, const char *value, double least, double most) {
     char *end;
     double v = strtod(value, &end);
@@ -454,7 +472,7 @@ static int read_flags(int argc, char **argv) { // the files move to argv[0]..; r
         char *name = argv[i] + 2, *value = strchr(name, '=');
         if (value) *value++ = 0;
         for (char *c = name; *c; c++) if (*c == '-') *c = '_';
-        if (!strcmp(name, "help")) { fputs(usage, stdout); exit(0); }
+        if (!strcmp(name, "help")) { fputs(usage, stdout); check_stdout(); exit(0); }
         if (!strcmp(name, "print_ids")) { opt.print_ids = 1; continue; }
         if (!strcmp(name, "check_overlap")) { opt.check_overlap = 1; continue; }
         if (value == NULL && i + 1 < argc) value = argv[++i];
@@ -488,15 +506,21 @@ static void read_file(const char *path) {
 }
 static void prepare_output(void) {
     char *folder = text_of("%s", opt.out), *slash = strrchr(folder, '/');
+    const char *base = slash ? opt.out + (slash - folder) + 1 : opt.out;
     if (slash) *slash = 0;
     if (slash && *folder && mkdir(folder, 0777) != 0)
         check(errno == EEXIST, EXIT_IO, "%s: %s", folder, strerror(errno));
-    for (int i = 0; i < 2; i++) {
-        char *path = text_of("%s_%s_%06d.bin", opt.out, shards[i].kind, 0);
-        check(access(path, F_OK) != 0, EXIT_USAGE, "%s exists: remove it and the shards after it, "
-              "or choose another --out", path);
-        free(path);
+    DIR *dir = opendir(slash == NULL ? "." : *folder ? folder : "/");
+    for (struct dirent *e; dir != NULL && (e = readdir(dir)) != NULL; ) {
+        int end = 0; // of a shard's name; one of any number would be read with the new ones
+        if (strncmp(e->d_name, base, strlen(base)) != 0) continue;
+        const char *rest = e->d_name + strlen(base);
+        sscanf(rest, "_train_%*[0-9].bin%n", &end);
+        if (end == 0) sscanf(rest, "_val_%*[0-9].bin%n", &end);
+        check(end == 0 || rest[end], EXIT_USAGE, "%s%s exists: remove it and the shards beside it, "
+              "or choose another --out", opt.out, rest);
     }
+    if (dir != NULL) closedir(dir);
     batch_bytes = (size_t)omp_get_max_threads() * 4 * PART_BYTES;
     for (int i = 0; i < 2; i++) {
         batches[i].text = (char *)host_alloc(batch_bytes + PART_BYTES);
@@ -504,20 +528,14 @@ static void prepare_output(void) {
         batches[i].parts = (Part *)host_alloc(BATCH_PARTS * sizeof(Part));
     }
     free(folder);
+    atexit(remove_shards);
+    signal(SIGINT, on_stop);
+    signal(SIGTERM, on_stop);
+    if (signal(SIGHUP, on_stop) == SIG_IGN) signal(SIGHUP, SIG_IGN); // under nohup
 }
-int main(int argc, char **argv) {
-    int files = read_flags(argc, argv), has_stdin = 0;
-    if (opt.check_overlap) {
-        check(files == 2, EXIT_USAGE, "--check_overlap: wanted two files, got %d", files);
-        check_overlap(argv[0], argv[1]);
-        return 0;
-    }
-    static char standard_input[] = "-";
-    if (opt.print_ids && files == 0) argv[files++] = standard_input;
-    check(files > 0 && (!opt.print_ids || files == 1), EXIT_USAGE, "%d files; see --help", files);
-    tok = tok_load(opt.tokenizer);
-    if (opt.print_ids) { read_file(argv[0]); return 0; }
-    check(tok.end_of_text >= 0, EXIT_INPUT, "%s: no token " TOK_END, opt.tokenizer);
+static void make_shards(int files, char **argv) {
+    int has_stdin = 0;
+    check(tok.end_of_text >= 0, EXIT_INPUT, "%s: no token " TOK_END, tok.name);
     for (int i = 0; i < files; i++) {
         InFile f = { "", -1, 0, {} };
         if (!strcmp(argv[i], "-")) { has_stdin = 1; continue; }
@@ -527,7 +545,6 @@ int main(int argc, char **argv) {
     }
     if (has_stdin) bytes_all = 0; // unknown
     prepare_output();
-    atexit(remove_unfinished);
     start_ms = shown_ms = now_ms();
     #pragma omp parallel
     #pragma omp single
@@ -541,9 +558,25 @@ int main(int argc, char **argv) {
               " documents fell into the %s part: --split makes more documents of a text", num_docs,
               shards[i].kind);
     for (int i = 0; i < 2; i++) shard_close(&shards[i]);
+    is_done = 1;
     show_progress(1);
     if (num_empty > 0) warn("%" PRIu64 " empty documents were left out", num_empty);
     if (num_halves > 0) warn("%" PRIu64 " halves of surrogate pairs became U+FFFD", num_halves);
+}
+int main(int argc, char **argv) {
+    signal(SIGPIPE, SIG_IGN); // a closed pipe is a write error,
+    signal(SIGXFSZ, SIG_IGN); // and so is a file that grows over `ulimit -f`
+    static char standard_input[] = "-";
+    int files = read_flags(argc, argv);
+    if (opt.print_ids && files == 0) argv[files++] = standard_input;
+    check(!opt.check_overlap || files == 2, EXIT_USAGE, "--check_overlap: wanted two files, got %d",
+          files);
+    check(files > 0 && (!opt.print_ids || files == 1), EXIT_USAGE, "%d files; see --help", files);
+    if (!opt.check_overlap || opt.tokenizer) tok = tok_load(opt.tokenizer ? opt.tokenizer : "gpt2");
+    if (opt.check_overlap) check_overlap(argv[0], argv[1]);
+    else if (opt.print_ids) read_file(argv[0]);
+    else make_shards(files, argv);
+    check_stdout();
     tok_free(&tok);
     return 0;
 }

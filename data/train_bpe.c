@@ -215,31 +215,42 @@ static void save(const char *folder) { // all files of it, or no folder
         free(text.at);
     }
     if (!error && rename(part, folder) != 0) error = errno;
+    if (error) remove_folder(part);
     check(error == 0, EXIT_IO, "%s: %s", folder, strerror(error));
     free(part);
 }
 
+static void check_stdout(void) {
+    check(fflush(stdout) == 0 && !ferror(stdout), EXIT_IO, "cannot write to standard output: %s",
+          strerror(errno));
+}
 int main(int argc, char **argv) {
     const char usage[] = "use: train_bpe [--vocab_size 8192] [--min_count 2] --out FOLDER FILE...";
     uint64_t vocab_size = 8192, all_bytes = 0, files = 0;
-    const char *folder = NULL;
+    char *folder = NULL;
+    signal(SIGXFSZ, SIG_IGN); // a file that grows over `ulimit -f` is a write error
     for (int i = 1; i < argc; i++) {
-        char *end = NULL;
+        if (!strcmp(argv[i], "-h")) argv[i] = (char *)"--help";
         if (strncmp(argv[i], "--", 2) != 0) { argv[files++] = argv[i]; continue; }
-        if (!strcmp(argv[i], "--help")) { puts(usage); return 0; }
-        check(i + 1 < argc, EXIT_USAGE, "%s: a value is missing; %s", argv[i], usage);
-        char *name = argv[i++] + 2;
+        char *end = NULL, *name = argv[i] + 2, *text;
+        if (!strcmp(name, "help")) { puts(usage); check_stdout(); return 0; }
+        if ((text = strchr(name, '=')) != NULL) *text++ = 0;
+        else if (i + 1 < argc) text = argv[++i];
+        check(text != NULL, EXIT_USAGE, "--%s: a value is missing; %s", name, usage);
         for (char *dash; (dash = strchr(name, '-')) != NULL; ) *dash = '_';
-        if (!strcmp(name, "out")) { folder = argv[i]; continue; }
-        uint64_t value = strtoull(argv[i], &end, 10);
-        check(isdigit((unsigned char)*argv[i]) && *end == 0, EXIT_USAGE, "--%s %s: wanted a number",
-              name, argv[i]);
+        if (!strcmp(name, "out")) { folder = text; continue; }
+        uint64_t value = strtoull(text, &end, 10);
+        check(isdigit((unsigned char)*text) && *end == 0, EXIT_USAGE, "--%s %s: wanted a number",
+              name, text);
         if (!strcmp(name, "vocab_size")) vocab_size = value;
         else if (!strcmp(name, "min_count")) min_count = value > 0 ? value : 1;
         else die(EXIT_USAGE, "--%s: unknown; %s", name, usage);
     }
     check(folder != NULL && files > 0 && vocab_size >= 257 && vocab_size <= TOK_MAX_VOCAB,
           EXIT_USAGE, "%s (vocab_size: 257 to %d)", usage, TOK_MAX_VOCAB);
+    for (size_t n = strlen(folder); n > 1 && folder[n - 1] == '/'; ) folder[--n] = 0;
+    mkdir(folder, 0777); // a folder that is there must be empty; one that is not, possible
+    check(rmdir(folder) == 0, EXIT_IO, "%s: %s", folder, strerror(errno));
     double start = now_ms();
     made = tok_new(vocab_size);
     made.name = text_of("%s", folder);
@@ -257,5 +268,6 @@ int main(int argc, char **argv) {
     save(folder);
     printf("%s: %u tokens from %" PRIu64 " bytes in %.1f s\n", folder, made.vocab_size, all_bytes,
            (now_ms() - start) / 1e3);
+    check_stdout();
     return 0;
 }

@@ -288,12 +288,17 @@ def main():
     report = dict(command=shlex.join(sys.argv), date=time.strftime("%Y-%m-%d %H:%M"), cpu=cpu,
                   threads=a.threads, torch=a.torch, peak_flops=peak_flops)
     print(", ".join(f"{key} {value}" for key, value in report.items()), flush=True)
+    try:
+        a.json = a.json and open(a.json, "w")       # now: after hours it would be too late
+    except OSError as e:
+        stop(2, f"--json {a.json}: {e.strerror}")
     with tempfile.TemporaryDirectory() as a.folder:
         a.options, a.best = find_options(a.folder), {}
         report["cases"] = [run_case(a, name, matmul, plans[name], peak_flops)
                            for matmul in a.matmul for name in a.cases]
     if a.json:
-        json.dump(report, open(a.json, "w"), indent=1)
+        json.dump(report, a.json, indent=1)
+        a.json.close()
     sys.exit(any(row.get("bad_steps") for c in report["cases"] for row in c["rows"]))
 
 if __name__ == "__main__":

@@ -6,8 +6,9 @@
   IN, OUT      a folder, or FILE.safetensors with its config.json beside it (Hugging Face); FILE.bin
                (llm.c, versions 3 and 5: float32 and bfloat16, no tokenizer); FILE.gguf
   --type       of the numbers in OUT; default: as in IN. In GGUF of matrices only, as llama.cpp does
-  --tokenizer  where IN has none: a folder with tokenizer.json, or a vocab.bpe. Default: bytes for
-               257 tokens; data/vocab.bpe or $GPT_DATA/tokenizer/vocab.bpe for 50257
+  --tokenizer  where IN has none: a tokenizer.json, vocab.json with merges.txt, vocab.bpe, or a
+               folder with one. Default: bytes for 257 tokens; data/vocab.bpe or
+               $GPT_DATA/tokenizer/vocab.bpe for 50257
 
 float32 comes back bit by bit from any round trip. Nothing that exists is overwritten.
 Exit codes: 1 no numpy, 2 usage, 3 an input that cannot be converted, 4 the output cannot be written
@@ -33,7 +34,13 @@ HF_KEYS = dict(T="n_positions", V="vocab_size", L="n_layer", NH="n_head", C="n_e
 GGUF_KEYS = dict(T="context_length", V="tokens", L="block_count", NH="attention.head_count",
                  C="embedding_length")
 HEAD = ("lm_head.weight", "output.weight", "V C")               # may be there; equal to wte
+ENDS = "bos_token_id", "eos_token_id"                           # config.json's, and GGUF's
 END, NORMAL, CONTROL, UNUSED = "<|endoftext|>", 1, 3, 5         # GGUF's types of tokens
+# What a tokenizer.json may say, as in train_gpt: other values, or a normalizer, give other ids.
+RULES = [("model", "type", "BPE"), ("model", "dropout", None), ("model", "byte_fallback", False),
+         ("model", "continuing_subword_prefix", ""), ("model", "end_of_word_suffix", ""),
+         ("model", "ignore_merges", False), ("pre_tokenizer", "type", "ByteLevel"),
+         ("pre_tokenizer", "use_regex", True), ("pre_tokenizer", "add_prefix_space", False)]
 # type: numpy's, safetensors', GGUF's of a tensor, GGUF's of a file, llm.c's version, config.json's.
 # numpy has no bfloat16: it is uint16 here, the upper half of a float32.
 TYPES = {"f32": ("<f4", "F32", 0, 0, 3, "float32"), "f16": ("<f2", "F16", 1, 1, 0, "float16"),
@@ -123,33 +130,54 @@ def tokenizer_of(path, ids, merges, special):
     return dict(tokens=tokens, merges=merges,
                 types=[CONTROL if t in special else NORMAL for t in tokens])
 
+def read_merges(file):
+    check(os.path.isfile(file), file, "not there, but vocab.json needs it")
+    lines = open(file, encoding="utf-8").read().split("\n")
+    merges = [m for m in lines[lines[0].startswith("#version"):] if m]
+    check(all(m.count(" ") == 1 for m in merges), file, "a merge is not two tokens")
+    return merges
+
 def read_tokenizer(path, cfg, is_asked=False):
-    """From a folder or a vocab.bpe; None where there is none and none was asked for."""
+    """From a folder or a file; None where there is none and none was asked for."""
     root = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
     gpt_data = os.environ.get("GPT_DATA", os.path.join(root, "../shared/data"))
-    files = [os.path.join(path, "tokenizer.json"), path] if os.path.isdir(path) or is_asked else []
+    names = ("tokenizer.json", "vocab.json", "vocab.bpe", "")
+    files = [os.path.join(path, n) if n else path for n in names if os.path.isdir(path) or is_asked]
     if cfg["V"] == 50257 and not is_asked:
         files += [root + "/data/vocab.bpe", gpt_data + "/tokenizer/vocab.bpe"]
     file = next((f for f in files if os.path.isfile(f)), None)
-    check(file or not is_asked, path, "no tokenizer.json or vocab.bpe")
+    check(file or not is_asked, path, "no tokenizer.json, vocab.json or vocab.bpe")
     if file is None:
         bytes_only = {c: b for b, c in sorted(byte_chars().items())} | {END: 256}
         return tokenizer_of("bytes", bytes_only, [], {END}) if cfg["V"] == 257 else None
     try:
         if file.endswith(".json"):
             j = read_json(file)
+            if not isinstance(j.get("model"), dict):            # a vocab.json
+                merges = read_merges(os.path.join(os.path.dirname(file), "merges.txt"))
+                made = {m.replace(" ", "") for m in merges}
+                return tokenizer_of(file, j, merges, {t for t in j if len(t) > 1 and t not in made})
+            for part, key, want in RULES:
+                have = j[part].get(key)
+                check(have in (None, want), file, f"{part}: {key} is {have}, want {want}")
+            check(not j.get("normalizer"), file, "a normalizer: not supported")
             model, added = j["model"], {t["content"]: t for t in j["added_tokens"]}
-            check(model["type"] == "BPE" and j["pre_tokenizer"]["type"] == "ByteLevel", file,
-                  "not byte-level BPE with GPT-2's pattern")
             merges = [m if isinstance(m, str) else " ".join(m) for m in model["merges"]]
             return tokenizer_of(file, model["vocab"] | {t: added[t]["id"] for t in added}, merges,
                                 {t for t in added if added[t]["special"]})
-        merges = [m for m in open(file, encoding="utf-8").read().split("\n") if m][1:]
-        check(all(m.count(" ") == 1 for m in merges), file, "a merge is not two tokens")
-    except (KeyError, TypeError, ValueError) as e:
+        merges = read_merges(file)
+    except (AttributeError, KeyError, TypeError, ValueError) as e:
         raise Bad(f"{file}: not a tokenizer of byte-level BPE: {e!r}")
     tokens = [*byte_chars().values(), *(m.replace(" ", "") for m in merges), END]
     return tokenizer_of(file, {t: i for i, t in enumerate(tokens)}, merges, {END})
+
+def ends_of(cfg, tok, other=None):
+    """Ids of bos and eos: as the input says, else that of <|endoftext|>, or of the token other."""
+    tokens = tok["tokens"] if tok else range(cfg["V"])
+    end = next((tokens.index(t) for t in (END, other) if t in tokens), None)
+    have = {k: cfg.get(k) for k in ENDS}
+    ends = {k: v if type(v) is int and 0 <= v < len(tokens) else end for k, v in have.items()}
+    return {k: v for k, v in ends.items() if v is not None}
 
 # --- Hugging Face: u64 length of the header, header in JSON padded with spaces to 8, data ---------
 
@@ -160,7 +188,7 @@ def read_hf(path):
     folder, file = os.path.split(path) if os.path.isfile(path) else (path, "model.safetensors")
     config, file = os.path.join(folder, "config.json"), os.path.join(folder, file)
     j = read_json(config)
-    cfg = {k: j.get(name) for k, name in HF_KEYS.items()}
+    cfg = {k: j.get(name) for k, name in HF_KEYS.items()} | {k: j.get(k) for k in ENDS}
     check_config(config, cfg, HF_KEYS, j, dict(model_type="gpt2", activation_function="gelu_new",
                  layer_norm_epsilon=1e-5, n_inner=4 * (cfg["C"] or 0), scale_attn_weights=True,
                  scale_attn_by_inverse_layer_idx=False, add_cross_attention=False))
@@ -177,11 +205,14 @@ def read_hf(path):
     except (KeyError, TypeError) as e:
         raise Bad(f"{file}: not a header, or a type not of {' '.join(types)}: {e!r}")
     w = {hf: a.T if hf.startswith("h.") else a for hf, a in without_head(file, w).items()}
-    return cfg, w, read_tokenizer(folder, cfg), j.get("_name_or_path") or stem(path)
+    tok = read_tokenizer(folder or ".", cfg)
+    return cfg, w, tok, str(j.get("_name_or_path") or stem(path))
 
 def write_hf(path, cfg, w, tok, name, kind):
     folder, file = os.path.split(path) if path.endswith(".safetensors") else (path, "")
-    os.makedirs(folder or ".", exist_ok=True)
+    if not os.path.isdir(folder or "."):
+        os.makedirs(folder)
+        undo.append((os.rmdir, folder))
     header, at = {"__metadata__": {"format": "pt"}}, 0
     for hf, _, shape in tensors(cfg):
         end = at + math.prod(shape) * np.dtype(TYPES[kind][0]).itemsize
@@ -193,7 +224,8 @@ def write_hf(path, cfg, w, tok, name, kind):
     config = dict(_name_or_path=name, architectures=["GPT2LMHeadModel"], model_type="gpt2",
                   activation_function="gelu_new", layer_norm_epsilon=1e-5, resid_pdrop=0.0,
                   **{HF_KEYS[k]: cfg[k] for k in HF_KEYS}, n_ctx=cfg["T"], embd_pdrop=0.0,
-                  attn_pdrop=0.0, tie_word_embeddings=True, torch_dtype=TYPES[kind][5])
+                  attn_pdrop=0.0, tie_word_embeddings=True, torch_dtype=TYPES[kind][5],
+                  **ends_of(cfg, tok))
     files = {"config.json": config}
     if tok:
         level = dict(type="ByteLevel", add_prefix_space=False, trim_offsets=True, use_regex=True)
@@ -205,7 +237,6 @@ def write_hf(path, cfg, w, tok, name, kind):
                      end_of_word_suffix="", fuse_unk=False, byte_fallback=False, vocab=ids,
                      merges=tok["merges"])
         ends = {k: END for k in ("bos_token", "eos_token", "unk_token") if END in ids}
-        config.update({k + "_id": ids[END] for k in ends if k != "unk_token"})
         files["tokenizer.json"] = dict(
             version="1.0", truncation=None, padding=None, added_tokens=added, normalizer=None,
             pre_tokenizer=level, post_processor=level, decoder=level, model=model)
@@ -299,6 +330,7 @@ def read_gguf(path):
     check(all(isinstance(v, list) for v in tok.values()) and len(tok["tokens"]) ==
           len(tok["types"]), path, "tokenizer.ggml: tokens, token_type or merges missing or short")
     cfg = {k: keys.get("gpt2." + name) for k, name in GGUF_KEYS.items()} | {"V": len(tok["tokens"])}
+    cfg.update({k: keys.get("tokenizer.ggml." + k) for k in ENDS})
     align = keys.get("general.alignment", 32)
     check_config(path, cfg, {k: "gpt2." + v for k, v in GGUF_KEYS.items()}, keys, {
         "general.architecture": "gpt2", "gpt2.feed_forward_length": 4 * (cfg["C"] or 0),
@@ -314,7 +346,7 @@ def read_gguf(path):
     names = tensors(cfg, [HEAD] if HEAD[1] in entries else [])
     w = collect(path, raw, entries, {g: s for _, g, s in names})
     w = without_head(path, {hf: w[g] for hf, g, _ in names})
-    return cfg, w, tok, keys.get("general.name", "")
+    return cfg, w, tok, str(keys.get("general.name", ""))
 
 def write_gguf(path, cfg, w, tok, name, kind):
     check(tok, path, f"no tokenizer for {cfg['V']} tokens, which GGUF holds: give --tokenizer")
@@ -324,7 +356,8 @@ def write_gguf(path, cfg, w, tok, name, kind):
             I32: lambda v: struct.pack("<i", v), BOOL: lambda v: struct.pack("<?", v),
             STRING: string, ARRAY: lambda v: struct.pack("<IQ", v[0], len(v[1])) +
             b"".join(map(pack[v[0]], v[1]))}
-    end = [tok["tokens"].index(END)] if END in tok["tokens"] else []
+    # Where none is named llama.cpp takes 11, a comma. Byte 255 is in no UTF-8: never made.
+    ends = ends_of(cfg, tok, byte_chars()[255])
     keys = [("general.architecture", STRING, "gpt2"), ("general.name", STRING, name)] + [
         ("gpt2." + k, U32, v) for k, v in (
             ("block_count", cfg["L"]), ("context_length", cfg["T"]), ("embedding_length", cfg["C"]),
@@ -335,7 +368,7 @@ def write_gguf(path, cfg, w, tok, name, kind):
             ("tokens", ARRAY, (STRING, tok["tokens"] + [f"[PAD{i}]" for i in extra])),
             ("token_type", ARRAY, (I32, tok["types"] + [UNUSED for _ in extra])),
             ("merges", ARRAY, (STRING, tok["merges"])),
-            *((k, U32, e) for k in ("bos_token_id", "eos_token_id") for e in end),
+            *((k, U32, e) for k, e in ends.items()),
             ("add_bos_token", BOOL, False)]]
     # llama.cpp's own converter keeps vectors and positions in float32. Not every version of
     # llama.cpp knows a tied head: it is written.
@@ -363,6 +396,8 @@ def map_file(path, least=24):
           f"no file, or below {least} bytes: cut short?")
     return np.memmap(path, np.uint8, "r")
 
+undo = []       # what to call, and with which path, if all that was written is to be removed again
+
 def write(path, *parts):
     if os.path.lexists(path):
         raise FileExistsError(17, "exists; remove it or choose another name", path)
@@ -371,6 +406,7 @@ def write(path, *parts):
             for part in (p for ps in parts for p in ps):
                 f.write(np.ascontiguousarray(part).data if hasattr(part, "dtype") else part)
         os.rename(path + ".tmp", path)
+        undo.append((os.remove, path))
     finally:
         if os.path.lexists(path + ".tmp"):
             os.remove(path + ".tmp")
@@ -402,10 +438,14 @@ def main():
         kind = {"<f4": "f32", "<u2": "bf16", "<f2": "f16"}.get(w["wte.weight"].dtype.str, "f32")
         writer = {".gguf": write_gguf, ".bin": write_llmc}.get(extension, write_hf)
         writer(a.output, cfg, w, tok, name, a.type or kind)
+        undo.clear()
     except (Bad, OSError) as e:
         print(f"error: {e}" if isinstance(e, Bad) else
               f"error: {e.filename or a.output}: {e.strerror}", file=sys.stderr)
         return 3 if isinstance(e, Bad) else 4
+    finally:
+        for remove, path in reversed(undo):
+            remove(path)
     print(f"{a.output}: {len(w)} tensors of {a.input}, {a.type or kind}, " + (
         f"{len(tok['tokens'])} tokens" if tok and extension != ".bin" else "no tokenizer"))
     return 0

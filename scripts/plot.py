@@ -38,8 +38,11 @@ def read_llmc(path, lines):
     records = {}
     for line in lines:
         pairs = re.findall(r"(\w+):(\S+)", line)
-        if pairs and pairs[0][0] == "s":
-            add(records, int(pairs[0][1]), {names[k]: float(v) for k, v in pairs if k in names})
+        try:
+            if pairs and pairs[0][0] == "s":
+                add(records, int(pairs[0][1]), {names[k]: float(v) for k, v in pairs if k in names})
+        except ValueError:
+            print(f"{path}: passed over, not numbers: {line.strip()}", file=sys.stderr)
     return records
 
 
@@ -84,6 +87,8 @@ def main():
     p.add_argument("--x", choices=("step", "tokens"), default="step")
     p.add_argument("--smooth", type=int, default=0, metavar="N")
     a = p.parse_args()
+    if a.smooth < 0:
+        p.error(f"--smooth {a.smooth}: wanted 0 or more")
     runs = [(path, read_log(path)) for path in a.logs]
     try:
         import matplotlib
@@ -93,7 +98,8 @@ def main():
         sys.exit("error: no matplotlib; install python3-matplotlib, or pip install matplotlib")
     figure, axes = plt.subplots(figsize=(9, 5.5), layout="constrained")
     for k, (path, records) in enumerate(runs):
-        label = os.path.dirname(path) if path.endswith(("log.jsonl", "main.log")) else path
+        is_named = os.path.basename(path) not in ("log.jsonl", "main.log")
+        label = path if is_named else os.path.dirname(path)
         for name, what, width in (("loss", "training", 0.8), ("val_loss", "held out", 2.2)):
             x, y = curve(records, name, a.x)
             if not x:
@@ -109,7 +115,10 @@ def main():
     axes.set_ylabel("loss (nats per token)")
     axes.grid(alpha=0.3)
     axes.legend()
-    figure.savefig(a.out, dpi=150)
+    try:
+        figure.savefig(a.out, dpi=150)
+    except (OSError, ValueError) as e:      # ValueError: no such format
+        sys.exit(f"error: {a.out}: {getattr(e, 'strerror', None) or e}")
     print(f"{a.out}: {len(runs)} runs, {sum(len(r) for _, r in runs)} steps with records")
 
 

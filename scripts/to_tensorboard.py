@@ -27,7 +27,8 @@ def main():
         run = os.path.join(a.out, os.path.basename(os.path.abspath(folder)))
         if os.path.exists(run):     # TensorBoard would show both, mixed
             sys.exit(f"error: {run} exists; remove it, or give another --out")
-        writer, records = EventFileWriter(run), read_log(path)
+        records = read_log(path)    # first: a log that cannot be read leaves no folder
+        writer = EventFileWriter(run)
         for step, values in sorted(records.items()):
             summary = Summary(value=[Summary.Value(tag=k, simple_value=v)
                                      for k, v in values.items()])

@@ -281,4 +281,98 @@ test_convert_overwrites_nothing() {
     mkdir full
     cannot 4 'full/no/out.bin.*: No such file' m full/no/out.bin
 }
+own_tokenizer() {   # own_tokenizer TOKENS ROWS: a model in ./m with a vocabulary of its own
+    text 99 >t.txt
+    "$B/train_bpe" --vocab_size "$1" --out v t.txt >/dev/null 2>stderr
+    gpt --layers 1 --channels 4 --heads 1 --seq_len 8 --batch_size 2 --val_every 0 --steps 1 \
+        --train t.txt --tokenizer v --vocab_size "$2" --out run
+    mv run/step_00000001 m
+    convert m want.gguf
+}
+test_convert_takes_the_tokenizer_beside_the_input() {
+    needs_numpy
+    own_tokenizer 257 257               # as many as bytes alone have, but in the order of GPT-2
+    (cd m; convert model.safetensors ../beside.gguf)    # no folder is named
+    same_listing beside.gguf want.gguf
+    rm m/tokenizer.json
+    convert m two_files.gguf                            # vocab.json and merges.txt
+    same_listing two_files.gguf want.gguf
+    convert m named.gguf --tokenizer m/vocab.json
+    same_listing named.gguf want.gguf
+    rm m/merges.txt
+    cannot 3 'merges.txt: not there, but vocab.json needs it' m out.gguf
+}
+test_convert_takes_no_vocabulary_of_gpt2_where_another_is() {
+    needs_numpy
+    own_tokenizer 280 50257             # as many rows as GPT-2's has
+    rm m/tokenizer.json
+    convert m two_files.gguf
+    same_listing two_files.gguf want.gguf
+}
+test_convert_takes_merges_with_and_without_a_version() {
+    needs_numpy
+    own_tokenizer 280 280
+    sed 1d v/merges.txt >plain.bpe
+    convert m plain.gguf --tokenizer plain.bpe
+    same_listing plain.gguf want.gguf
+    convert m versioned.gguf --tokenizer v/merges.txt
+    same_listing versioned.gguf want.gguf
+}
+test_convert_refuses_tokenizers_that_the_trainer_refuses() {
+    needs_numpy
+    local edit want
+    model
+    while IFS='|' read -r edit want; do
+        sed "$edit" m/tokenizer.json >t.json
+        cmp -s t.json m/tokenizer.json && fail "no edit: $edit"
+        cannot 3 "t.json: $want" m out.gguf --tokenizer t.json
+        "$B/train_gpt" --plan --tokenizer t.json >stdout 2>stderr && fail "the trainer takes $edit"
+        says 't.json: '
+    done <<'END'
+s/"normalizer":null/"normalizer":{"type":"Lowercase"}/|a normalizer
+s/"add_prefix_space":false/"add_prefix_space":true/g|pre_tokenizer: add_prefix_space is True
+s/"use_regex":true/"use_regex":false/g|pre_tokenizer: use_regex is False
+s/"byte_fallback":false/"byte_fallback":true/|model: byte_fallback is True
+s/"dropout":null/"dropout":0.1/|model: dropout is 0.1
+s/"end_of_word_suffix":""/"end_of_word_suffix":"<w>"/|model: end_of_word_suffix is <w>
+END
+    sed 's/"add_prefix_space":false,//g; s/"normalizer":null,//' m/tokenizer.json >t.json
+    convert m as_few.gguf --tokenizer t.json            # what is not said is as in GPT-2
+}
+test_convert_gguf_ends_where_the_model_does() {
+    needs_numpy
+    model
+    # llama.cpp takes token 11 for the end, a comma, where the file names none.
+    ends() { listing "$1" | sed -n 's/^tokenizer.ggml.\([be]os\)_token_id 4 /\1 /p' | xargs; }
+    convert m named.gguf
+    [ "$(ends named.gguf)" = "bos 256 eos 256" ] || fail "$(ends named.gguf)"
+    "$python" - <<'PY'
+import json
+j = json.load(open("m/tokenizer.json"))
+del j["model"]["vocab"]["<|endoftext|>"]
+j["added_tokens"] = []
+json.dump(j, open("m/tokenizer.json", "w"))
+PY
+    convert m never.gguf                # the byte 255 is in no UTF-8; config.json's 256 is no token
+    [ "$(ends never.gguf)" = "bos 255 eos 255" ] || fail "$(ends never.gguf)"
+    sed -i 's/"eos_token_id": 256/"eos_token_id": 65/' m/config.json
+    convert m config.gguf
+    [ "$(ends config.gguf)" = "bos 255 eos 65" ] || fail "$(ends config.gguf)"
+    convert config.gguf back            # it stays
+    grep -q '"eos_token_id": 65' back/config.json || fail "$(cat back/config.json)"
+    convert back again.gguf
+    [ "$(ends again.gguf)" = "bos 255 eos 65" ] || fail "$(ends again.gguf)"
+}
+test_convert_that_fails_leaves_no_half_folder() {
+    needs_numpy
+    model
+    convert m m.bin
+    poke m.bin 1024 4 $((0x47c35000))
+    cannot 3 'f16 ends at' m.bin out --type f16
+    (ulimit -f 4; cannot 4 'out: File too large' m out)
+    mkdir there
+    echo mine >there/notes
+    cannot 3 'f16 ends at' m.bin there --type f16
+    [ "$(ls there)" = notes ] || fail "left $(ls there)"
+}
 run_tests "$@"

@@ -113,6 +113,9 @@ test_tokenize_splits_texts_as_asked() {
     holds blank_train_000000.bin 'one\ntwo\n\n' '\nthree\n<|endoftext|>four'
     bytes --out eot --split eot t.txt
     holds eot_train_000000.bin 'one\ntwo\n\n\nthree\n' four
+    printf 'one\r\n\r\n\n\r\n\r\rtwo\n\rthree\n\r' >t.txt      # Windows' ends of lines
+    bytes --out crlf --split blank t.txt
+    holds crlf_train_000000.bin 'one\r\n\r\n' '\n\r\n' '\r\rtwo\n\rthree\n\r'
     printf '<|endoftext|>a<|endofb<|endoftext|><<|endoftext|>' >t.txt
     bytes --out edge --split eot t.txt
     holds edge_train_000000.bin 'a<|endofb' '<'
@@ -224,11 +227,84 @@ test_tokenize_leaves_whole_shards_or_none() {
     echo a >t.txt
     cksum out_* >before
     "$B/tokenize" --tokenizer bytes --out out t.txt 2>stderr && fail "replaced them"
-    says '^error: out_train_000000.bin exists: remove it'
+    says '^error: out_train_0000[0-9]*.bin exists: remove it'
     cmp <(cksum out_*) before
     rm out_*.bin
     bytes --out out t.txt               # over what a killed one has left
     holds out_train_000000.bin 'a\n'
+}
+test_tokenize_replaces_no_shard_of_any_number() {
+    local i
+    text 99 >t.txt
+    for i in train_000002 val_000000 train_1000000; do
+        echo mine >out_$i.bin
+        "$B/tokenize" --tokenizer bytes --shard_tokens 1000 --out out t.txt 2>stderr &&
+            fail "took --out with out_$i.bin there"
+        says "^error: out_$i.bin exists: remove it"
+        [ "$(cat out_*)" = mine ] || fail "changed out_$i.bin, or left more: $(ls)"
+        rm out_*
+    done
+    touch out_train_x.bin out_train_000000.bin.old out_train_train_000000.bin   # are none of its own
+    bytes --shard_tokens 1000 --out out t.txt
+    mkfifo pipe                         # one comes while the program runs
+    "$B/tokenize" --tokenizer bytes --out late - <pipe >stdout 2>stderr &
+    pid=$!
+    trap 'kill -9 $pid 2>/dev/null || :' EXIT
+    exec 4>pipe
+    yes | head -c 2000000 >&4           # it has begun: a pipe holds less
+    echo mine >late_train_000000.bin
+    exec 4>&-
+    wait $pid && fail "replaced a shard that came late"
+    says '^error: late_train_000000.bin: File exists'
+    [ "$(cat late_*)" = mine ] || fail "changed it, or left more: $(ls)"
+}
+test_tokenize_that_fails_leaves_no_shard() {
+    { echo '{"text":"'"$(text 99 | tr '\n' ' ')"'"}'; echo '{'; } >a.jsonl
+    tok_refused 3 'a.jsonl: line 2' --tokenizer bytes --shard_tokens 1000 --out out a.jsonl
+    text 99 >t.txt
+    tok_refused 3 'none of 1 documents fell into the val part' --tokenizer bytes \
+        --shard_tokens 1000 --val_fraction 0.001 --out out t.txt
+    (ulimit -f 2
+    tok_refused 4 'out_train_000000.bin: File too large' --tokenizer bytes --out out t.txt)
+}
+test_tokenize_that_is_stopped_leaves_no_shard() {
+    local i n
+    for i in TERM HUP INT; do
+        yes | "$B/tokenize" --tokenizer bytes --shard_tokens 90000 --out out - >stdout 2>stderr &
+        pid=$!                          # the last of the pipe: yes ends with it
+        trap 'kill -9 $pid 2>/dev/null || :' EXIT
+        for ((n = 0; n < 500; n++)); do [ ! -e out_train_000001.bin ] || break; sleep 0.01; done
+        [ -e out_train_000001.bin ] || fail "$(ls)"
+        kill -$i $pid
+        status=0
+        wait $pid 2>/dev/null || status=$?
+        want $((128 + $(kill -l $i)))
+        [ -z "$(find . -name 'out_*')" ] || fail "SIG$i left $(find . -name 'out_*')"
+    done
+}
+test_tokenize_and_train_bpe_notice_a_full_stdout() {
+    [ -c /dev/full ] || skip "no /dev/full"
+    local command
+    text 9 >t.txt
+    shard x.bin 256 {1..20}
+    for command in 'tokenize --check_overlap x.bin x.bin' 'tokenize --tokenizer bytes --out o t.txt' \
+                   'tokenize --tokenizer bytes --print_ids t.txt' 'tokenize --help' \
+                   'train_bpe --out vocab t.txt' 'train_bpe --help'; do
+        status=0
+        "$B/"$command >/dev/full 2>stderr || status=$?
+        want 4
+        says '^error: cannot write to standard output: No space left'
+    done
+}
+test_tokenize_check_overlap_of_shards_that_start_inside_a_document() {
+    # The same 30 tokens in both, in the first file behind the rest of a document that has begun
+    # with 7; the last document's n-grams are in both as well if 7 is taken for the end of text.
+    shard x.bin 7 8 9 256 {1..30} 7 {60..70}
+    shard y.bin 256 {1..30} 7 {60..70} 256 {90..99} 8
+    tok --check_overlap --ngram 10 x.bin y.bin
+    grep -q '^33 of 35 10-grams' stdout || fail "$(cat stdout)"
+    bytes --check_overlap --ngram 10 y.bin x.bin        # the second starts inside: by --tokenizer
+    grep -q '^33 of 33 10-grams' stdout || fail "$(cat stdout)"
 }
 test_tokenize_gives_the_ids_of_the_trainer_and_of_whole_documents() {
     local threads i
@@ -387,6 +463,27 @@ t.txt|use: train_bpe
 --out full t.txt|full: Directory not empty|exists
 END
     [ "$(ls full)" = a ] || fail "full was changed"
+    text 99 >t.txt
+    "$B/train_bpe" --out full t.txt 2>stderr && fail "took a full folder"
+    ! grep -q pieces stderr || fail "refused only after the training"
+}
+test_train_bpe_takes_values_and_folders_as_they_are_written() {
+    text 99 >t.txt
+    mkdir empty
+    bpe --vocab_size 300 --out plain t.txt
+    bpe --vocab-size=300 --min_count=2 --out=slash// t.txt
+    bpe --vocab_size 300 --out empty/ t.txt
+    diff -r plain slash
+    diff -r plain empty
+    [ -z "$(find . -name '*.tmp')" ] || fail "left $(ls)"
+}
+test_train_bpe_without_room_leaves_nothing() {
+    text 99 >t.txt
+    status=0
+    (ulimit -f 2; exec "$B/train_bpe" --out vocab t.txt >stdout 2>stderr) || status=$?
+    want 4
+    says '^error: vocab: File too large'
+    [ ! -e vocab ] && [ ! -e vocab.tmp ] || fail "left $(ls)"
 }
 
 run_tests "$@"

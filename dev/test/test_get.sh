@@ -124,6 +124,31 @@ test_get_from_a_server_without_ranges() {
     get tinyshakespeare                     # from the start
     is_got tinyshakespeare.txt
 }
+# On a terminal curl shows its progress and its messages there, and get.sh does not see them.
+test_get_on_a_terminal_drops_only_a_part_that_cannot_be_gone_on_with() {
+    set_up
+    command -v python3 >/dev/null || skip "no python3; install python3"
+    cat >try.py <<'PY'      # prints what the part has after each answer
+import http.server, os, pty, threading
+class Answer(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        if self.server.code != 200: return self.send_error(self.server.code)
+        self.send_response(200)     # and the whole of it, without a word about ranges
+        self.end_headers()
+        self.wfile.write(b"text")
+server = http.server.HTTPServer(("127.0.0.1", 0), Answer)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+os.environ["GET_FROM"] = f"http://127.0.0.1:{server.server_port}"
+part = "data/tinyshakespeare.txt.part"
+for server.code in 503, 404, 416, 200:
+    open(part, "w").write("a part\n")
+    end = os.waitstatus_to_exitcode(pty.spawn(["data/get.sh", "tinyshakespeare"]))
+    with open("found", "a") as f:
+        print(server.code, end, os.path.exists(part) and os.path.getsize(part), file=f)
+PY
+    python3 try.py
+    echo "503 4 7,404 4 7,416 4 False,200 4 False" | tr , '\n' | cmp - found || fail "$(cat found)"
+}
 test_get_counts_the_tokens_of_shards() {
     set_up
     local i
