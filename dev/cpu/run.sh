@@ -44,15 +44,21 @@ for pid in $pids; do wait "$pid"; done
     for ladder in $ladders; do "$B/ladder_$ladder" --check; done
     exit 0
 }
-table=$(mktemp) page=$(mktemp)
-trap 'rm -f "$table" "$page"' EXIT
+table=$(mktemp) page=$(mktemp) out=$(mktemp)
+trap 'rm -f "$table" "$page" "$out"' EXIT
+all=${OMP_NUM_THREADS:-$(nproc)}
 cpu=$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo 2>/dev/null | head -n 1)
 {   echo
-    echo "\`${OMP_NUM_THREADS:+OMP_NUM_THREADS=$OMP_NUM_THREADS }make ladders-cpu\` on" \
-        "${cpu:-$(uname -m)}, $(date +%Y-%m-%d); $($CC --version | head -n 1), $FLAGS."
-    for ladder in $ladders; do
-        printf '\n### %s\n\n' "$ladder"
-        "$B/ladder_$ladder"
+    echo "\`make ladders-cpu\` on ${cpu:-$(uname -m)}, $(date +%Y-%m-%d);" \
+        "$($CC --version | head -n 1), $FLAGS."
+    for threads in 1 $([ "$all" -eq 1 ] || echo "$all"); do
+        printf '\n## %s thread%s\n' "$threads" "$([ "$threads" -eq 1 ] || echo 's: the last rungs')"
+        for ladder in $ladders; do
+            printf '\n### %s\n\n' "$ladder"
+            OMP_NUM_THREADS=$threads "$B/ladder_$ladder" >"$out"
+            if [ "$threads" -eq 1 ]; then cat "$out"
+            else grep -E '^$|^At|^\*\*|^\|(---| (rung|shipped|OpenBLAS|oneDNN))' "$out"; fi
+        done
     done
     echo
 } >"$table"
