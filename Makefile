@@ -3,7 +3,7 @@
 # Settings:  CC=clang  OMP=0  SANITIZE=1  ARCH=x86-64-v3 (default: this machine)  PRECISION=FP64  MPI=0
 CC        = gcc
 # -fno-math-errno: sqrt in a loop is then an instruction, not a call. Never -ffast-math: NaN must show.
-CFLAGS    = -std=gnu11 -O3 -fno-math-errno -Wall -Wextra -Wno-unused-function -Wno-pass-failed $(if $(OPENMP),,-Wno-unknown-pragmas)
+CFLAGS    = -std=gnu11 -O3 -fno-math-errno -Wall -Wextra -Wno-unused-function -Wno-pass-failed
 ARCH      = native
 PRECISION = FP32
 OUT       = out
@@ -31,6 +31,7 @@ B   = build/sanitize
 endif
 ifeq ($(OPENMP),)
 $(info no OpenMP in $(CC): one thread$(if $(filter 0,$(OMP)),, (install libomp or libgomp for more)))
+CFLAGS += -Wno-unknown-pragmas
 endif
 
 all: train_gpt data/tokenize data/train_bpe
