@@ -370,6 +370,11 @@ static void say(const char *fmt, ...) { // what all ranks know, rank 0 tells
     va_end(args);
 }
 
+static void check_stdout(void) { // what was printed has arrived
+    check(fflush(stdout) == 0 && !ferror(stdout), EXIT_IO, "cannot write to standard output: %s",
+          strerror(errno));
+}
+
 static double now_ms(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
@@ -926,7 +931,8 @@ static Flags flags_parse(int argc, char **argv) {
     }
     if (f.help) {
         if (rank == 0) flags_help();
-        exit(fflush(stdout) == 0 ? EXIT_SUCCESS : EXIT_IO);
+        check_stdout();
+        exit(EXIT_SUCCESS);
     }
     return f;
 }
@@ -1244,7 +1250,7 @@ static void layernorm_forward(floatX *out, real *mean, real *rstd, const floatX 
 //           dweight, dbias (C) real
 //   work    one walk through memory: a group of rows sums into a dweight and dbias of its own, and
 //           the groups are added in order; their number, not that of the threads, decides the bits
-//   speed   twice as fast as rows, then columns, and a quarter of the error (dev/cpu/layernorm.c)
+//   speed   1.9 times rows, then stripes of columns, and a sixth of the error (dev/cpu/layernorm.c)
 enum { LN_GROUPS = 32 };
 static real *layernorm_scratch = NULL; // (LN_GROUPS,2,C), see ops_init
 
@@ -1540,7 +1546,8 @@ static void gemm(Out c, Mat a, Mat b, size_t M, size_t N, size_t K) {
 //   in      inp (N,C), weight (OC,C), bias (OC) or NULL, residual (N,OC) or NULL     floatX
 //   out     out (N,OC); pre_gelu (N,OC): argument of gelu, kept for backward; NULL: no gelu
 //   cost    2*N*C*OC flops
-//   speed   Zen 4, % of its peak, 1 | 2 threads: fp32 84-95|68-93, bf16 76-92|46-90, 2026-11-30
+//   speed   N=256 C=768 OC=3072 on Zen 4, all three products, % of its peak on 1 | 2 threads: fp32
+//           91-92 | 88-92, bf16 87-90 | 86-89 (dev/cpu/README.md, 2026-12-01)
 static void matmul_forward(floatX *out, floatX *pre_gelu, const floatX *inp, const floatX *weight,
     const floatX *bias, const floatX *residual, size_t N, size_t C, size_t OC) {
     Out c = to_x(out, OC);
@@ -4195,9 +4202,9 @@ static void print_plan(const Model *planned, const Flags *f) {
     BufferInfo infos[NUM_BUFFERS];
     gpt_plan(&model, infos);
     const Config *c = &model.config;
-    size_t total_bytes = 0, batch_tokens = num_micro_batches(f) * model.B * model.T * (size_t)ranks;
+    size_t total_bytes = 0, step_tokens = num_micro_batches(f) * model.B * model.T * (size_t)ranks;
     for (int i = 0; i < NUM_BUFFERS; i++) total_bytes += infos[i].bytes;
-    double tokens = (double)batch_tokens * (double)f->steps;
+    double tokens = (double)step_tokens * (double)f->steps;
     double flops = 3 * flops_per_token(c, model.T);
     double parameters = (double)model.layout.num_parameters, peak = dev_peak_flops() * ranks;
     Text t = { NULL, 0, 0 };
@@ -4213,8 +4220,8 @@ static void print_plan(const Model *planned, const Flags *f) {
            "(padded to %zu), up to %zu positions\n", model.layout.num_parameters, c->L, c->NH, c->C,
            c->V, c->Vp, c->maxT);
     printf("step        %zu tokens: %zu micro-batches of %zu x %zu on %d processes; %.4g FLOPs\n",
-           batch_tokens, num_micro_batches(f), model.B, model.T, ranks,
-           flops * (double)batch_tokens);
+           step_tokens, num_micro_batches(f), model.B, model.T, ranks,
+           flops * (double)step_tokens);
     printf("run         %" PRId64 " steps, %.4g tokens, %.4g FLOPs (6 N D says %.4g); at this "
            "machine's %.4g FLOP/s and 50 %%: %.3g days\n", f->steps, tokens, flops * tokens,
            textbook_train_flops(parameters, tokens), peak,
@@ -4434,10 +4441,7 @@ static double hellaswag(Run *run, int only_check) {
         right += chosen == e[3];
         progress_mark("a HellaSwag example");
     }
-    if (only_check) {
-        free(text);
-        return 0;
-    }
+    if (only_check) { free(text); return 0; }
     double *counts = (double *)host_alloc((size_t)ranks * sizeof(double)), sum = 0;
     counts[rank] = (double)right;
     comm_sum(counts, (size_t)ranks);
@@ -4924,14 +4928,13 @@ static void data_setup(Run *run) {
     run->window = (int32_t *)host_alloc((T + 1) * sizeof(int32_t));
     run->batch = (int32_t *)host_alloc(2 * run->model.B * T * sizeof(int32_t));
 }
-static void log_mend(const char *path) { // what a crash left of its last line is dropped
+static void log_mend(const char *path) { // drops a line that a crash has cut
     struct stat st;
     char last = '\n', first = 0;
     int fd = stat(path, &st) == 0 && S_ISREG(st.st_mode) ? open(path, O_RDWR | O_CLOEXEC) : -1;
     if (fd < 0) return;
     off_t end = st.st_size, lo = end;
     while (lo > 0 && pread(fd, &last, 1, lo - 1) == 1 && last != '\n') lo--, first = last;
-    // A line of another's, which has no end, gets one.
     if (lo < end && (first == '{' ? ftruncate(fd, lo) != 0 : pwrite(fd, "\n", 1, end) != 1))
         warn("%s: %s", path, strerror(errno));
     close(fd);
@@ -5191,8 +5194,7 @@ int main(int argc, char **argv) {
         say("%zu tokens, %.1f a second\n", count, 1e3 * (double)count / (now_ms() - start));
     } else if (f->eval) print_evaluation(&run);
     else if (run.model.is_trained && !f->plan) code = train(&run);
-    check(fflush(stdout) == 0 && !ferror(stdout), EXIT_IO, "cannot write to standard output: %s",
-          strerror(errno));
+    check_stdout();
     return code;
 }
 #endif

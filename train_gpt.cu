@@ -370,6 +370,11 @@ static void say(const char *fmt, ...) { // what all ranks know, rank 0 tells
     va_end(args);
 }
 
+static void check_stdout(void) { // what was printed has arrived
+    check(fflush(stdout) == 0 && !ferror(stdout), EXIT_IO, "cannot write to standard output: %s",
+          strerror(errno));
+}
+
 static double now_ms(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
@@ -926,7 +931,8 @@ static Flags flags_parse(int argc, char **argv) {
     }
     if (f.help) {
         if (rank == 0) flags_help();
-        exit(fflush(stdout) == 0 ? EXIT_SUCCESS : EXIT_IO);
+        check_stdout();
+        exit(EXIT_SUCCESS);
     }
     return f;
 }
@@ -5117,9 +5123,9 @@ static void print_plan(const Model *planned, const Flags *f) {
     BufferInfo infos[NUM_BUFFERS];
     gpt_plan(&model, infos);
     const Config *c = &model.config;
-    size_t total_bytes = 0, batch_tokens = num_micro_batches(f) * model.B * model.T * (size_t)ranks;
+    size_t total_bytes = 0, step_tokens = num_micro_batches(f) * model.B * model.T * (size_t)ranks;
     for (int i = 0; i < NUM_BUFFERS; i++) total_bytes += infos[i].bytes;
-    double tokens = (double)batch_tokens * (double)f->steps;
+    double tokens = (double)step_tokens * (double)f->steps;
     double flops = 3 * flops_per_token(c, model.T);
     double parameters = (double)model.layout.num_parameters, peak = dev_peak_flops() * ranks;
     Text t = { NULL, 0, 0 };
@@ -5135,8 +5141,8 @@ static void print_plan(const Model *planned, const Flags *f) {
            "(padded to %zu), up to %zu positions\n", model.layout.num_parameters, c->L, c->NH, c->C,
            c->V, c->Vp, c->maxT);
     printf("step        %zu tokens: %zu micro-batches of %zu x %zu on %d processes; %.4g FLOPs\n",
-           batch_tokens, num_micro_batches(f), model.B, model.T, ranks,
-           flops * (double)batch_tokens);
+           step_tokens, num_micro_batches(f), model.B, model.T, ranks,
+           flops * (double)step_tokens);
     printf("run         %" PRId64 " steps, %.4g tokens, %.4g FLOPs (6 N D says %.4g); at this "
            "machine's %.4g FLOP/s and 50 %%: %.3g days\n", f->steps, tokens, flops * tokens,
            textbook_train_flops(parameters, tokens), peak,
@@ -5356,10 +5362,7 @@ static double hellaswag(Run *run, int only_check) {
         right += chosen == e[3];
         progress_mark("a HellaSwag example");
     }
-    if (only_check) {
-        free(text);
-        return 0;
-    }
+    if (only_check) { free(text); return 0; }
     double *counts = (double *)host_alloc((size_t)ranks * sizeof(double)), sum = 0;
     counts[rank] = (double)right;
     comm_sum(counts, (size_t)ranks);
@@ -5846,14 +5849,13 @@ static void data_setup(Run *run) {
     run->window = (int32_t *)host_alloc((T + 1) * sizeof(int32_t));
     run->batch = (int32_t *)host_alloc(2 * run->model.B * T * sizeof(int32_t));
 }
-static void log_mend(const char *path) { // what a crash left of its last line is dropped
+static void log_mend(const char *path) { // drops a line that a crash has cut
     struct stat st;
     char last = '\n', first = 0;
     int fd = stat(path, &st) == 0 && S_ISREG(st.st_mode) ? open(path, O_RDWR | O_CLOEXEC) : -1;
     if (fd < 0) return;
     off_t end = st.st_size, lo = end;
     while (lo > 0 && pread(fd, &last, 1, lo - 1) == 1 && last != '\n') lo--, first = last;
-    // A line of another's, which has no end, gets one.
     if (lo < end && (first == '{' ? ftruncate(fd, lo) != 0 : pwrite(fd, "\n", 1, end) != 1))
         warn("%s: %s", path, strerror(errno));
     close(fd);
@@ -6113,8 +6115,7 @@ int main(int argc, char **argv) {
         say("%zu tokens, %.1f a second\n", count, 1e3 * (double)count / (now_ms() - start));
     } else if (f->eval) print_evaluation(&run);
     else if (run.model.is_trained && !f->plan) code = train(&run);
-    check(fflush(stdout) == 0 && !ferror(stdout), EXIT_IO, "cannot write to standard output: %s",
-          strerror(errno));
+    check_stdout();
     return code;
 }
 #endif

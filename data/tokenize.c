@@ -453,10 +453,6 @@ static const char usage[] =
     "     data/tokenize [--tokenizer ...] --print_ids [FILE]\n"
     "     data/tokenize [--tokenizer ...] --check_overlap [--ngram 13] TRAIN.bin VAL.bin\n";
 
-static void check_stdout(void) {
-    check(fflush(stdout) == 0 && !ferror(stdout), EXIT_IO, "cannot write to standard output: %s",
-          strerror(errno));
-}
 static double number(const char *name, const char *value, double least, double most) {
     char *end;
     double v = strtod(value, &end);

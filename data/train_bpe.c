@@ -220,10 +220,6 @@ static void save(const char *folder) { // all files of it, or no folder
     free(part);
 }
 
-static void check_stdout(void) {
-    check(fflush(stdout) == 0 && !ferror(stdout), EXIT_IO, "cannot write to standard output: %s",
-          strerror(errno));
-}
 int main(int argc, char **argv) {
     const char usage[] = "use: train_bpe [--vocab_size 8192] [--min_count 2] --out FOLDER FILE...";
     uint64_t vocab_size = 8192, all_bytes = 0, files = 0;

@@ -84,6 +84,7 @@ same_state() {      # same_state A B: two checkpoints hold the same, bit for bit
     cmp "$1/model.safetensors" "$2/model.safetensors"
     cmp "$1/train_state.safetensors" "$2/train_state.safetensors"
 }
+is_less() { awk -v a="$1" -v b="$2" 'BEGIN { exit !(a < b) }' || fail "$1 is not below $2"; }
 field() { grep -ao "\"$1\":[^,}]*" "$2" | tail -n 1 | cut -d : -f 2; }  # field NAME FILE: the last
 
 mpi_or_skip() {

@@ -15,7 +15,6 @@ is_json() {
     [ -s "$1" ] || fail "$1 is empty"
     [ -z "$(not_json "$1")" ] || fail "not JSON: $(not_json "$1" | head -n 1)"
 }
-is_less() { awk -v a="$1" -v b="$2" 'BEGIN { exit !(a < b) }' || fail "$1 is not below $2"; }
 # The log without what differs from run to run: times and speeds.
 timeless() { sed -E 's/"([a-z]+_)?ms":[^,}]*|"(tok_per_s|mfu|peak_flops)":[^,}]*//g' "$1"; }
 
