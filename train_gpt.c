@@ -4928,7 +4928,7 @@ static void data_setup(Run *run) {
     run->window = (int32_t *)host_alloc((T + 1) * sizeof(int32_t));
     run->batch = (int32_t *)host_alloc(2 * run->model.B * T * sizeof(int32_t));
 }
-static void log_mend(const char *path) { // drops a line that a crash has cut
+static void log_mend(const char *path) { // drops a line cut by a crash; ends one of another's
     struct stat st;
     char last = '\n', first = 0;
     int fd = stat(path, &st) == 0 && S_ISREG(st.st_mode) ? open(path, O_RDWR | O_CLOEXEC) : -1;
