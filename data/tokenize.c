@@ -48,10 +48,10 @@ static Text nowhere; // a string read to this is dropped
 static Shards shards[2] = { { "train", { NULL, -1, 0, 0 }, 0, 0, 0 },
                             { "val", { NULL, -1, 0, 0 }, 0, 0, 0 } };
 static double start_ms, shown_ms;
-static int is_done = 0; // all shards are whole
+static int is_done = 0; // all shards are whole, and stay
 
 // --- output ---
-static void remove_shards(void) { // at any exit; also in a signal, so nothing is allocated
+static void remove_shards(void) { // at any exit, and at a stop
     static char path[8192];
     for (int i = 0; i < 2 && !is_done; i++) for (int k = 0; k <= shards[i].num_done; k++) {
         snprintf(path, sizeof path, "%s_%s_%06d.bin%s", opt.out, shards[i].kind, k,
@@ -59,9 +59,29 @@ static void remove_shards(void) { // at any exit; also in a signal, so nothing i
         unlink(path);
     }
 }
-static void on_stop(int number) {
+// The stop signals are blocked in all threads and taken by one of their own, which waits until no
+// name is changing: what is on the disk and what is counted are then the same.
+static sigset_t stops;
+static pthread_mutex_t names = PTHREAD_MUTEX_INITIALIZER; // held while that changes
+static void *wait_for_stop(void *unused) {
+    int number;
+    sigwait(&stops, &number);
+    pthread_mutex_lock(&names); // to the end
     remove_shards();
     _exit(128 + number);
+    return unused;
+}
+static void watch_stops(void) { // before the other threads: they inherit what is blocked
+    pthread_t thread;
+    int kinds[] = { SIGINT, SIGTERM, SIGHUP };
+    sigemptyset(&stops);
+    for (int i = 0; i < 3; i++) {
+        if (signal(kinds[i], SIG_DFL) == SIG_IGN && kinds[i] == SIGHUP) signal(SIGHUP, SIG_IGN);
+        else sigaddset(&stops, kinds[i]); // else: under nohup
+    }
+    pthread_sigmask(SIG_BLOCK, &stops, NULL);
+    int error = pthread_create(&thread, NULL, wait_for_stop, NULL);
+    check(error == 0, EXIT_IO, "cannot start a thread: %s", strerror(error));
 }
 static void shard_close(Shards *s) {
     if (s->file.path == NULL) return;
@@ -75,10 +95,12 @@ static void shard_close(Shards *s) {
     int error = out_close(&s->file);
     s->file.path = NULL;
     if (error == 0 && access(name, F_OK) == 0) error = EEXIST;
+    pthread_mutex_lock(&names);
     if (error == 0 && rename(path, name) != 0) error = errno;
+    s->num_done += error == 0;
+    pthread_mutex_unlock(&names);
     check(error == 0, EXIT_IO, "%s: %s", name, strerror(error));
     printf("%s: %" PRIu64 " tokens\n", name, s->in_shard);
-    s->num_done++;
     s->in_shard = 0;
     free(path);
     free(name);
@@ -90,7 +112,9 @@ static void shard_put(Shards *s, const uint32_t *ids, size_t count) {
         if (s->file.path == NULL) {
             static const char header[SHARD_HEADER_BYTES] = "";
             char *path = text_of("%s_%s_%06d.bin.tmp", opt.out, s->kind, s->num_done);
+            pthread_mutex_lock(&names);
             s->file = out_open(path);
+            pthread_mutex_unlock(&names);
             free(path);
             out_write(&s->file, header, sizeof header);
         }
@@ -525,9 +549,7 @@ static void prepare_output(void) {
     }
     free(folder);
     atexit(remove_shards);
-    signal(SIGINT, on_stop);
-    signal(SIGTERM, on_stop);
-    if (signal(SIGHUP, on_stop) == SIG_IGN) signal(SIGHUP, SIG_IGN); // under nohup
+    watch_stops();
 }
 static void make_shards(int files, char **argv) {
     int has_stdin = 0;
@@ -554,7 +576,9 @@ static void make_shards(int files, char **argv) {
               " documents fell into the %s part: --split makes more documents of a text", num_docs,
               shards[i].kind);
     for (int i = 0; i < 2; i++) shard_close(&shards[i]);
+    pthread_mutex_lock(&names);
     is_done = 1;
+    pthread_mutex_unlock(&names);
     show_progress(1);
     if (num_empty > 0) warn("%" PRIu64 " empty documents were left out", num_empty);
     if (num_halves > 0) warn("%" PRIu64 " halves of surrogate pairs became U+FFFD", num_halves);

@@ -269,8 +269,8 @@ test_tokenize_that_fails_leaves_no_shard() {
 }
 test_tokenize_that_is_stopped_leaves_no_shard() {
     local i n
-    for i in TERM HUP INT; do
-        yes | "$B/tokenize" --tokenizer bytes --shard_tokens 90000 --out out - >stdout 2>stderr &
+    for i in {TERM,HUP,INT}{,,,,,,,,,}; do  # ten times each: it may come between any two shards
+        yes | "$B/tokenize" --tokenizer bytes --shard_tokens 20000 --out out - >stdout 2>stderr &
         pid=$!                          # the last of the pipe: yes ends with it
         trap 'kill -9 $pid 2>/dev/null || :' EXIT
         for ((n = 0; n < 500; n++)); do [ ! -e out_train_000001.bin ] || break; sleep 0.01; done

@@ -154,7 +154,7 @@ test_terminal_gets_no_control_bytes_of_a_sample() {
     command -v script >/dev/null || skip "no script; install bsdutils"
     text 99 >t.txt
     gpt $tiny --train t.txt --steps 1
-    script -qec "$B/train_gpt --sample $'a\xc2\x9bb\x9bc\xe2\x86\x92d\x1b' --sample_tokens 1" \
+    SHELL=/bin/sh script -qec "$B/train_gpt --sample_tokens 1 --sample '"$'a\xc2\x9bb\x9bc\xe2\x86\x92d\x1b'\' \
         /dev/null </dev/null >seen 2>&1
     grep -aqF $'a\xc2\\x9bb\\x9bc\xe2\x86\x92d\\x1b' seen || fail "$(od -c seen)"
 }
