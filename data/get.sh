@@ -5,8 +5,8 @@
 #           whichever is there already comes first
 #   from    a copy in a folder of $GPT_DATA | the address below, or the same file names under the
 #           address $GET_FROM (a mirror; file:///some/folder will do)
-#   checks  size and SHA-256, as recorded below; where there is no record, that the size is what the
-#           header of a shard says. The SHA-256 is printed on stderr, to be compared.
+#   checks  size and SHA-256, as recorded below or else by the Hugging Face Hub; where neither has a
+#           record, that the size is what the header of a shard says. The SHA-256 is printed on stderr.
 #   files   arrive as FILE.part and are renamed when they have passed: a file that exists is whole.
 #           After an interruption the same command goes on where it stopped.
 #   exit    0 all there · 2 usage · 4 not to be had: one line on stderr says why
@@ -37,7 +37,7 @@ END
 
 # file NAME PATH BYTES SHA-256 URL. The records come from projects that have published what they
 # downloaded, each found in two or more places, but for train 1 of fineweb-edu; tinyshakespeare,
-# hellaswag and gpt2 were compared with the files. Of the other shards no record was found.
+# hellaswag and gpt2 were compared with the files. The other shards (-) are held to the Hub's record.
 table() {
     file tinyshakespeare tinyshakespeare.txt 1115394 \
         86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed \
@@ -105,12 +105,19 @@ download() {        # download URL FILE: goes on with it. What went wrong is in 
     case $code/$http in 33/* | 36/* | 22/416) rm -f -- "$part" ;; esac  # no going on with it
     return $code
 }
+hub_record() {      # hub_record URL: $size and $sha of the pointer that stands for a large file in git
+    pointer=$(curl -fsSL --connect-timeout 10 --max-time 30 --max-filesize 999 \
+        "${1%%/resolve/*}/raw/${1#*/resolve/}" 2>/dev/null)
+    size=$(printf '%s\n' "$pointer" | sed -n 's/^size \([0-9]\{1,\}\)$/\1/p')
+    sha=$(printf '%s\n' "$pointer" | sed -n 's/^oid sha256:\([0-9a-f]\{64\}\)$/\1/p')
+}
 file() {
     [ "$1" = "$name" ] || return 0
     found=1 path=$dir/$2 part=$dir/$2.part base=${2##*/} url=$5
     case $url in *.txt) ;; *) url=$url/$base ;; esac
     [ -z "${GET_FROM-}" ] || url=$GET_FROM/$base
     if [ -s "$path" ]; then echo "$path"; return; fi
+    case $4$url in -*/resolve/*) hub_record "$url"; set -- "$1" "$2" "${size:-$3}" "${sha:--}" ;; esac
     mkdir -p -- "${path%/*}"
     for copy in "$shared"/*/"$base"; do
         if [ -f "$copy" ] && is_good "$copy" "$3" "$4"; then cp -- "$copy" "$part"; fi

@@ -31,6 +31,15 @@ cannot_get() {      # cannot_get CODE PATTERN ARGUMENTS...: one line of error, n
     [ ! -s stdout ] || fail "wrote to stdout: $(cat stdout)"
     [ "$before" = "$(find data -type d -o -name '*[a-z]' ! -name '*.part')" ] || fail "$(find data)"
 }
+serve() {           # ./mirror, at the address that is then in GET_FROM
+    command -v python3 >/dev/null || skip "no python3; install python3"
+    (cd mirror && exec python3 -u -m http.server 0 --bind 127.0.0.1 >../server 2>&1) &
+    pid=$!
+    local i
+    trap 'kill $pid 2>/dev/null || :' EXIT
+    for ((i = 0; i < 100; i++)); do grep -q port server && break; sleep 0.1; done
+    export GET_FROM=http://127.0.0.1:$(sed -n 's/.* port \([0-9]*\) .*/\1/p' server)
+}
 no_part() { [ -z "$(find data -name '*.part')" ] || fail "left $(find data -name '*.part')"; }
 is_got() {          # is_got NAME: the file of the mirror, announced in one line
     cmp "mirror/$1" "data/$1"
@@ -107,13 +116,7 @@ test_get_goes_on_where_it_was_interrupted() {
 }
 test_get_from_a_server_without_ranges() {
     set_up
-    command -v python3 >/dev/null || skip "no python3; install python3"
-    (cd mirror && exec python3 -u -m http.server 0 --bind 127.0.0.1 >../server 2>&1) &
-    pid=$!
-    local i
-    trap 'kill $pid 2>/dev/null || :' EXIT
-    for ((i = 0; i < 100; i++)); do grep -q port server && break; sleep 0.1; done
-    export GET_FROM=http://127.0.0.1:$(sed -n 's/.* port \([0-9]*\) .*/\1/p' server)
+    serve
     get tinyshakespeare
     is_got tinyshakespeare.txt
     cannot_get 4 'error: 404' gpt2
@@ -123,6 +126,27 @@ test_get_from_a_server_without_ranges() {
     cannot_get 4 'byte ranges' tinyshakespeare
     get tinyshakespeare                     # from the start
     is_got tinyshakespeare.txt
+}
+test_get_holds_a_shard_to_the_record_of_the_hub() {
+    set_up
+    serve           # a shard of 1,064 bytes at resolve/, and what stands for it in git at raw/
+    sed -i "s,^table() {,&\n    file ours s.bin - - $GET_FROM/resolve/1," data/get.sh
+    unset GET_FROM
+    mkdir -p mirror/resolve/1 mirror/raw/1
+    shard mirror/resolve/1/s.bin {1..20}
+    point() { printf 'version https://git-lfs.github.com/spec/v1\noid sha256:%s\nsize %s\n' "$@" \
+        >mirror/raw/1/s.bin; }
+    get ours
+    says ', no record$'
+    rm data/s.bin
+    point "$(sha_of mirror/resolve/1/s.bin)" 1064
+    get ours
+    says ', as recorded$'
+    rm data/s.bin
+    point "$(sha_of mirror/resolve/1/s.bin)" 1065
+    cannot_get 4 'not s.bin: 1064 bytes, wanted 1065' ours
+    point "$(sha_of data/get.sh)" 1064
+    cannot_get 4 'not s.bin: SHA-256 [0-9a-f]{64}, wanted' ours
 }
 # On a terminal curl shows its progress and its messages there, and get.sh does not see them.
 test_get_on_a_terminal_drops_only_a_part_that_cannot_be_gone_on_with() {
