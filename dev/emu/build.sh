@@ -52,7 +52,7 @@ mpi_compile="" mpi_link=""
 if command -v mpicxx >/dev/null; then
     mpi_compile=$(mpicxx --showme:compile | sed 's/-I/-isystem /g') mpi_link=$(mpicxx --showme:link)
 fi
-flags="-std=c++17 -g -I$here -isystem $cuda/include $mpi_compile"
+flags="-std=c++17 -g -fno-strict-aliasing -fno-delete-null-pointer-checks -I$here -isystem $cuda/include $mpi_compile"
 
 # --- the emulator: fresh objects are kept, parts whose headers are missing are left out ---
 parts="engine runtime"

@@ -18,6 +18,7 @@
 #define EMULATED 1                            // a .cu may test this, as it tests __CUDA_ARCH__
 #define _COOPERATIVE_GROUPS_H_                // the toolkit's needs a GPU; ours is section 8
 #define _COOPERATIVE_GROUPS_REDUCE_H
+#define __DEVICE_LAUNCH_PARAMETERS_H__       // threadIdx and its like: ours are in section 4
 #include <cuda_runtime.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -245,6 +246,16 @@ inline unsigned __ballot_sync(unsigned mask, int p, EMU_SITE) {
     unsigned mine = p ? 1u << emu::lane_id() : 0u;
     return emu::warp_reduce("__ballot_sync", mask, mine, emu::Or(), site);
 }
+template <class T> unsigned __match_any_sync(unsigned mask, T v, EMU_SITE) {
+    struct Match { T v; unsigned lanes; } mine{v, 0};
+    emu::warp_op("__match_any_sync", mask, &mine, [](void* const lanes[32], unsigned m) {
+        for (int l = 0; l < 1024; l++)                     // all pairs
+            if (m >> l / 32 & m >> l % 32 & 1 &&
+                ((Match*)lanes[l / 32])->v == ((Match*)lanes[l % 32])->v)
+                ((Match*)lanes[l / 32])->lanes |= 1u << l % 32;
+    }, false, site);
+    return mine.lanes;
+}
 inline int __any_sync(unsigned mask, int p, EMU_SITE) {
     return emu::warp_reduce("__any_sync", mask, (int)(p != 0), emu::Or(), site);
 }
@@ -324,6 +335,8 @@ inline unsigned __float_as_uint(float x) { return emu::bits<unsigned>(x); }
 inline int __float_as_int(float x) { return emu::bits<int>(x); }
 inline float __uint_as_float(unsigned x) { return emu::bits<float>(x); }
 inline float __int_as_float(int x) { return emu::bits<float>(x); }
+inline long long __double_as_longlong(double x) { return emu::bits<long long>(x); }
+inline double __longlong_as_double(long long x) { return emu::bits<double>(x); }
 
 // The fast approximations (__expf, ...) are exact here: tests against a GPU need tolerances.
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
@@ -340,14 +353,31 @@ inline float __frcp_rn(float x) { return 1.0f / x; }
 inline float __fsqrt_rn(float x) { return sqrtf(x); }
 inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
 inline float __saturatef(float x) { return x > 0 ? (x < 1 ? x : 1.0f) : 0.0f; }
+inline void __sincosf(float x, float* s, float* c) { sincosf(x, s, c); }
 inline int __float2int_rn(float x) { return (int)rintf(x); }
+inline int __float2int_rz(float x) { return (int)x; }
+inline int __float2int_rd(float x) { return (int)floorf(x); }
+inline int __float2int_ru(float x) { return (int)ceilf(x); }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __clz(int x) { return x ? __builtin_clz(x) : 32; }
 inline int __ffs(int x) { return __builtin_ffs(x); }
+inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
+inline int __clzll(long long x) { return x ? __builtin_clzll(x) : 64; }
+inline int __ffsll(long long x) { return __builtin_ffsll(x); }
 inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)((uint64_t)a * b >> 32); }
 inline void __nanosleep(unsigned) {}
-inline long long clock64() { return 0; }
+inline long long clock64() { return (long long)__builtin_ia32_rdtsc(); }      // kernels spin on it
 [[noreturn]] inline void __trap() { emu::fail(emu::nowhere, "__trap() called"); }
+
+// Arithmetic that cuda_fp16.h and cuda_bf16.h have on the device alone; through float.
+#define EMU_HALF(H, H2) \
+    inline H __hfma(H a, H b, H c) { return H(fmaf(float(a), float(b), float(c))); } \
+    inline H2 __hfma2(H2 a, H2 b, H2 c) { return {__hfma(a.x, b.x, c.x), __hfma(a.y, b.y, c.y)}; } \
+    inline H hexp(H x) { return H(expf(float(x))); } \
+    inline H hsqrt(H x) { return H(sqrtf(float(x))); }
+EMU_HALF(__half, __half2)
+EMU_HALF(__nv_bfloat16, __nv_bfloat162)
+#undef EMU_HALF
 
 // CUDA has min and max for all mixtures of arithmetic types; on floats they drop a NaN, like fmax.
 template <class A, class B> constexpr std::common_type_t<A, B> max(A a, B b) {
@@ -374,6 +404,7 @@ struct thread_block {
     dim3 group_index() const { return dim3(blockIdx.x, blockIdx.y, blockIdx.z); }
     dim3 thread_index() const { return dim3(threadIdx.x, threadIdx.y, threadIdx.z); }
     dim3 dim_threads() const { return blockDim; }
+    dim3 group_dim() const { return blockDim; }
 };
 inline thread_block this_thread_block() { return {}; }
 
@@ -383,8 +414,9 @@ template <unsigned N, class Parent = void> struct thread_block_tile {
     static constexpr unsigned num_threads() { return N; }
     unsigned mask() const { return (~0u >> (32 - N)) << (emu::lane_id() & ~(N - 1)); }
     unsigned thread_rank() const { return emu::lane_id() & (N - 1); }
-    unsigned meta_group_rank() const { return thread_block().thread_rank() / N; }
-    unsigned meta_group_size() const { return (thread_block().size() + N - 1) / N; }
+    unsigned meta_rank, meta_size;                           // of this tile among its parent's
+    unsigned meta_group_rank() const { return meta_rank; }
+    unsigned meta_group_size() const { return meta_size; }
     void sync(EMU_SITE) const { __syncwarp(mask(), site); }
     template <class T> T shfl(T v, int source, EMU_SITE) const {
         return __shfl_sync(mask(), v, source, N, site);
@@ -404,7 +436,9 @@ template <unsigned N, class Parent = void> struct thread_block_tile {
         return (__ballot_sync(mask(), p, site) & mask()) >> (emu::lane_id() & ~(N - 1));
     }
 };
-template <unsigned N, class Group> thread_block_tile<N> tiled_partition(const Group&) { return {}; }
+template <unsigned N, class Group> thread_block_tile<N> tiled_partition(const Group& parent) {
+    return {parent.thread_rank() / N, (parent.size() + N - 1) / N};
+}
 template <class Group> void sync(const Group& g, EMU_SITE) { g.sync(site); }
 
 template <class T> struct plus    { T operator()(T a, T b) const { return a + b; } };

@@ -189,6 +189,11 @@ exits 2 'no such file' "$run" no_such_file.cu
 exits 99 'EMU_LAZY=x: a number' env EMU_LAZY=x "$work/planted_bugs.fast" none
 exits 2 'has no include/cuda_runtime.h' env CUDA_HOME=/nonexistent "$run" "$bugs_cu"
 if [ -x "$work/planted_bugs.race" ]; then
+    cat >"$work/null.cu" <<'CU'
+__global__ void k(int* p) { *p = 1; }
+int main() { k<<<1, 1>>>(nullptr); }
+CU
+    exits 99 'touches invalid address' "$run" --mode race "$work/null.cu"
     exits 98 'planted_bugs.cu:' "$run" --mode race "$bugs_cu" global_race
 fi
 if [ -x "$work/nccl.fast" ]; then

@@ -2,6 +2,7 @@
 #include <cooperative_groups.h>
 #include <cooperative_groups/reduce.h>
 #include <cuda_bf16.h>
+#include <device_launch_parameters.h>
 #include "test.h"
 namespace cg = cooperative_groups;
 
@@ -24,6 +25,9 @@ __global__ void warp_operations(int* out, int* n) {
     put(cg::reduce(tile, lane, cg::plus<int>()));
     put(tile.shfl(lane, 2));
     put((int)tile.ballot(lane % 2));
+    auto pair = cg::tiled_partition<2>(tile);                // ranks are among its parent's tiles
+    put((int)(pair.meta_group_rank() * 10 + pair.meta_group_size()));
+    put((int)__match_any_sync(~0u, lane % 16));
     if (lane == 0) *n = k;
 }
 static int expected_warp(int k, int l) {
@@ -42,6 +46,8 @@ static int expected_warp(int k, int l) {
     case 11: return 8 * (l / 8 * 8) + 28;
     case 12: return l / 8 * 8 + 2;
     case 13: return 0xaa;
+    case 14: return l % 8 / 2 * 10 + 4;
+    case 15: return 0x10001 << l % 16;
     }
     return -1;
 }
@@ -78,6 +84,39 @@ __global__ void globals(float* out) {
     if (threadIdx.x == 0) out[4] = sum;
 }
 
+// Bits, bit casts and roundings; a pointer cast that C++ forbids and every GPU program makes.
+__device__ float flip_sign(float* f, unsigned* bits) {
+    *f = 2;
+    *bits ^= 0x80000000u;
+    return *f;
+}
+__global__ void bits(int* out, float* f, unsigned* f_bits) {
+    int k = 0;
+    out[k++] = __popcll(~0ull) == 64 && __clzll(1) == 63 && __ffsll(1ll << 40) == 41;
+    out[k++] = __longlong_as_double(__double_as_longlong(1.5) + 1) > 1.5;
+    out[k++] = __float2int_rd(-2.5f) == -3 && __float2int_ru(-2.5f) == -2;
+    out[k++] = __float2int_rz(-2.5f) == -2;
+    out[k++] = flip_sign(f, f_bits) == -2;
+    __half two = __float2half(2), nine = __float2half(9);
+    out[k++] = __half2float(__hfma(two, nine, nine)) == 27 && __half2float(hsqrt(nine)) == 3;
+    __nv_bfloat162 x = __float2bfloat162_rn(3);
+    out[k++] = __high2float(__hfma2(x, x, x)) == 12;
+    for (long long start = clock64(); clock64() - start < 1000;) continue;       // must end
+    out[k++] = 1;
+}
+static void test_bits() {
+    int* out = device_alloc<int>(8);
+    float* f = device_alloc<float>(1);
+    bits<<<1, 1>>>(out, f, (unsigned*)f);
+    std::vector<int> r = to_host(out, 8);
+    for (int k = 0; k < 8; k++) {
+        if (r[k] != 1) printf("bits %d\n", k);
+        CLAIM(r[k] == 1);
+    }
+    CUDA(cudaFree(out));
+    CUDA(cudaFree(f));
+}
+
 // Dynamic shared memory through 32-bit addresses, cp.async with zero fill, ldmatrix and its .trans.
 __global__ void shared_addresses(uint32_t* out, const uint16_t* in) {
     extern __shared__ __align__(16) uint16_t tile[];
@@ -98,7 +137,7 @@ static void test_warp_operations() {
     warp_operations<<<1, 32>>>(out, n);
     int cases = to_host(n, 1)[0];
     std::vector<int> r = to_host(out, cases * 32);
-    CLAIM(cases == 14);
+    CLAIM(cases == 16);
     for (int k = 0; k < cases; k++)
         for (int l = 0; l < 32; l++)
             if (r[k * 32 + l] != expected_warp(k, l)) {
@@ -171,5 +210,6 @@ int main() {
     test_block_and_atomics();
     test_globals();
     test_shared_addresses();
+    test_bits();
     return verdict();
 }
