@@ -65,6 +65,7 @@ bool kernel_may_touch(const void* p);         // memory of a thread's own: stack
 bool in_heap(const void* p, size_t bytes);
 void check_device_range(const char* what, const void* p, size_t bytes);   // in one live allocation
 bool is_managed(const void* p);
+bool is_pinned(const void* p);                            // a kernel may touch it, too
 void mark_written(const void* p, size_t bytes);
 struct HostAccess { HostAccess(); ~HostAccess(); };   // opens the heap to library code
 void run_all_streams();                               // what late streams still hold back

@@ -100,8 +100,9 @@ void report(const std::string& what, const char* p, uint32_t pc, const Access* o
         return;
     num_reports++;
     std::string by = now.kernel ? std::string("kernel ") + now.name : "host code or a library call";
-    fprintf(stderr, "EMU RACE-CHECK: %s\n  %s memory %p, %s\n", what.c_str(),
-            arenas.holds(p) ? "shared" : "device", (void*)p, by.c_str());
+    const char* where = arenas.holds(p) ? "shared" : heap.holds(p) ? "device" : "host";
+    fprintf(stderr, "EMU RACE-CHECK: %s\n  %s memory %p, %s\n", what.c_str(), where, (void*)p,
+            by.c_str());
     std::string line = line_of(pc);
     if (now.kernel)
         fprintf(stderr, "  block %u thread %u at %s\n", now.block, now.thread, line.c_str());
@@ -167,7 +168,8 @@ void access(const void* address, size_t bytes, bool write, bool atomic, const vo
     uint32_t pc = (uint32_t)(uintptr_t)caller;              // 32 bits: linked with -no-pie
     Cell* c = cell_of(p);
     if (!c) {
-        if (now.kernel && !kernel_may_touch(p)) report("kernel accesses host memory", p, pc);
+        if (now.kernel && !kernel_may_touch(p) && !is_pinned(p))
+            report("kernel accesses host memory", p, pc);
         return;
     }
     if (!now.kernel) {
@@ -186,7 +188,8 @@ void access(const void* address, size_t bytes, bool write, bool atomic, const vo
               (pc & 0x7fffffff) | (uint32_t)atomic << 31};
     for (Cell* end = c + (bytes + CELL_BYTES - 1) / CELL_BYTES; c < end; c++, p += CELL_BYTES) {
         if (!(c->flags & ALLOCATED))
-            return report(write ? "out-of-bounds write" : "out-of-bounds read", p, pc);
+            return report(write ? "out-of-bounds write (or of freed memory)"
+                                : "out-of-bounds read (or of freed memory)", p, pc);
         check_cell(*c, p, me, write);
     }
 }

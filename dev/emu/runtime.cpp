@@ -194,6 +194,7 @@ bool in_heap(const void* p, size_t bytes) {
     return (char*)p >= heap.base && (char*)p + bytes <= heap.top;
 }
 bool is_managed(const void* p) { return inside(managed, p, 1); }
+bool is_pinned(const void* p) { return inside(pinned, p, 1); }
 void check_device_range(const char* what, const void* p, size_t bytes) {
     if (!inside(live, p, bytes))
         fail(nowhere, "%s: [%p, +%zu) is not inside one device allocation", what, p, bytes);
@@ -206,6 +207,7 @@ void mark_written(const void* p, size_t bytes) {
 static int users;
 static void set_heap_open(bool open) {
     if (options.protect && heap.top > heap.base) set_access(heap.base, heap.top, open);
+    if (!open) for (auto& m : managed) set_access(m.first, m.first + m.second, true);
 }
 HostAccess::HostAccess() { if (users++ == 0) set_heap_open(true); }
 HostAccess::~HostAccess() { if (--users == 0) set_heap_open(false); }
@@ -330,8 +332,9 @@ cudaError_t cudaFree(void* p) {
     return cudaSuccess;
 }
 cudaError_t cudaMallocManaged(void** p, size_t bytes, unsigned) {
+    HostAccess open;                                    // closing leaves it open
     cudaError_t e = cudaMalloc(p, bytes);
-    if (e == cudaSuccess) managed[(char*)*p] = bytes;
+    if (e == cudaSuccess) managed[(char*)*p] = bytes, mark_written(*p, bytes);   // host: unwatched
     return e;
 }
 cudaError_t cudaMallocHost(void** p, size_t bytes) {

@@ -104,6 +104,7 @@ __global__ void bits(int* out, float* f, unsigned* f_bits) {
     for (long long start = clock64(); clock64() - start < 1000;) continue;       // must end
     out[k++] = 1;
 }
+__global__ void add_one(int* out, const int* in) { out[threadIdx.x] = in[threadIdx.x] + 1; }
 static void test_bits() {
     int* out = device_alloc<int>(8);
     float* f = device_alloc<float>(1);
@@ -115,6 +116,19 @@ static void test_bits() {
     }
     CUDA(cudaFree(out));
     CUDA(cudaFree(f));
+}
+// What the host may write and a kernel may read: managed and pinned memory.
+static void test_host_memory() {
+    int *managed, *pinned;
+    CUDA(cudaMallocManaged(&managed, 64 * sizeof(int)));
+    CUDA(cudaMallocHost(&pinned, 32 * sizeof(int)));
+    for (int i = 0; i < 32; i++) managed[i] = pinned[i] = i;
+    add_one<<<1, 32>>>(managed + 32, managed);
+    add_one<<<1, 32>>>(pinned, pinned);
+    CUDA(cudaDeviceSynchronize());
+    CLAIM(managed[63] == 32 && pinned[31] == 32);
+    CUDA(cudaFree(managed));
+    CUDA(cudaFreeHost(pinned));
 }
 
 // Dynamic shared memory through 32-bit addresses, cp.async with zero fill, ldmatrix and its .trans.
@@ -211,5 +225,6 @@ int main() {
     test_globals();
     test_shared_addresses();
     test_bits();
+    test_host_memory();
     return verdict();
 }
