@@ -78,6 +78,7 @@ using WarpFn = void (*)(void* const lanes[32], unsigned mask);
 void launch(const char* name, Config c, Site site, Closure body);
 void enqueue(cudaStream_t s, const char* what, Closure op);   // any other operation of a stream
 void* argument_alloc(size_t bytes);
+cudaError_t error(cudaError_t e);                          // cudaGetLastError will return it
 cudaError_t func_set_attribute(const char* name, cudaFuncAttribute a, int v);
 
 int barrier(int id, int count, bool vote, Site site);      // returns the number of true votes
@@ -148,6 +149,7 @@ template <class K> Launcher<K> make_launch(const char* name, K k, Config c, Site
 
 template <class T> cudaError_t cudaMemcpyToSymbol(T& symbol, const void* src, size_t n,
         size_t offset = 0, cudaMemcpyKind = cudaMemcpyHostToDevice) {
+    if (offset > sizeof(T) || n > sizeof(T) - offset) return emu::error(cudaErrorInvalidValue);
     emu::enqueue(nullptr, "cudaMemcpyToSymbol", [] {});    // in stream order: runs what came before
     cudaStreamSynchronize(nullptr);
     memcpy((char*)&symbol + offset, src, n);
@@ -155,6 +157,7 @@ template <class T> cudaError_t cudaMemcpyToSymbol(T& symbol, const void* src, si
 }
 template <class T> cudaError_t cudaMemcpyFromSymbol(void* dst, const T& symbol, size_t n,
         size_t offset = 0, cudaMemcpyKind = cudaMemcpyDeviceToHost) {
+    if (offset > sizeof(T) || n > sizeof(T) - offset) return emu::error(cudaErrorInvalidValue);
     emu::enqueue(nullptr, "cudaMemcpyFromSymbol", [] {});
     cudaStreamSynchronize(nullptr);
     memcpy(dst, (const char*)&symbol + offset, n);

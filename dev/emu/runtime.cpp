@@ -46,7 +46,7 @@ static double now_ms() {
 
 // === 1. Errors =================================================================================
 static cudaError_t last_error;
-static cudaError_t error(cudaError_t e) { return last_error = e; }
+cudaError_t error(cudaError_t e) { return last_error = e; }
 
 // A call that CUDA answers with an error: say why, once, where the program may not.
 static cudaError_t refuse(cudaError_t e, const char* fmt, const char* name, long value) {
@@ -304,19 +304,26 @@ using namespace emu;
 extern "C" {
 cudaError_t cudaGetLastError() { cudaError_t e = last_error; last_error = cudaSuccess; return e; }
 cudaError_t cudaPeekAtLastError() { return last_error; }
-const char* cudaGetErrorString(cudaError_t e) {
-    switch (e) {
-    case cudaSuccess: return "no error";
-    case cudaErrorInvalidValue: return "invalid argument";
-    case cudaErrorMemoryAllocation: return "out of memory";
-    case cudaErrorInvalidConfiguration: return "invalid configuration argument";
-    case cudaErrorInvalidDevice: return "invalid device ordinal";
-    case cudaErrorNotReady: return "device not ready";
-    case cudaErrorStreamCaptureUnsupported: return "not permitted while a stream is capturing";
-    default: return "emulated CUDA error";
-    }
+static const struct { cudaError_t code; const char *name, *text; } errors[] = {
+    {cudaSuccess, "cudaSuccess", "no error"},
+    {cudaErrorInvalidValue, "cudaErrorInvalidValue", "invalid argument"},
+    {cudaErrorMemoryAllocation, "cudaErrorMemoryAllocation", "out of memory"},
+    {cudaErrorInvalidConfiguration, "cudaErrorInvalidConfiguration",
+     "invalid configuration argument"},
+    {cudaErrorInvalidDevice, "cudaErrorInvalidDevice", "invalid device ordinal"},
+    {cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle", "invalid resource handle"},
+    {cudaErrorNotReady, "cudaErrorNotReady", "device not ready"},
+    {cudaErrorStreamCaptureUnsupported, "cudaErrorStreamCaptureUnsupported",
+     "operation not permitted when stream is capturing"},
+};
+const char* cudaGetErrorString(cudaError_t code) {
+    for (auto& e : errors) if (e.code == code) return e.text;
+    return "emulated CUDA error";
 }
-const char* cudaGetErrorName(cudaError_t e) { return cudaGetErrorString(e); }
+const char* cudaGetErrorName(cudaError_t code) {
+    for (auto& e : errors) if (e.code == code) return e.name;
+    return "emulated CUDA error";
+}
 
 // === 5. Memory calls ===========================================================================
 cudaError_t cudaMalloc(void** p, size_t bytes) {
@@ -329,6 +336,11 @@ cudaError_t cudaFree(void* p) {
     if (!p) return cudaSuccess;
     run_all();                                          // cudaFree synchronises the device
     heap_free((char*)p);
+    return cudaSuccess;
+}
+cudaError_t cudaMallocAsync(void** p, size_t bytes, cudaStream_t) { return cudaMalloc(p, bytes); }
+cudaError_t cudaFreeAsync(void* p, cudaStream_t stream) {
+    if (p) enqueue(stream, "cudaFreeAsync", [=] { heap_free((char*)p); });
     return cudaSuccess;
 }
 cudaError_t cudaMallocManaged(void** p, size_t bytes, unsigned) {
@@ -417,7 +429,9 @@ cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
 }
 cudaError_t cudaStreamQuery(cudaStream_t handle) {
     CUstream_st* s = stream_of(handle);
-    return s->done == s->issued ? cudaSuccess : cudaErrorNotReady;
+    if (s->done == s->issued) return cudaSuccess;
+    run_until(s, s->done + 1);                          // who polls must see an end
+    return cudaErrorNotReady;
 }
 cudaError_t cudaDeviceSynchronize() {
     NOT_WHILE_CAPTURING;
@@ -457,9 +471,15 @@ cudaError_t cudaEventSynchronize(cudaEvent_t e) {
     return cudaSuccess;
 }
 cudaError_t cudaEventQuery(cudaEvent_t e) {
-    return !e->stream || e->stream->done >= e->ticket ? cudaSuccess : cudaErrorNotReady;
+    if (!e->stream || e->stream->done >= e->ticket) return cudaSuccess;
+    run_until(e->stream, e->stream->done + 1);
+    return cudaErrorNotReady;
 }
 cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t from, cudaEvent_t to) {
+    for (cudaEvent_t e : {from, to}) {
+        if (!e->stream) return error(cudaErrorInvalidResourceHandle);      // never recorded
+        if (e->stream->done < e->ticket) return error(cudaErrorNotReady);
+    }
     *ms = (float)(to->ms - from->ms);
     return cudaSuccess;
 }
@@ -511,10 +531,12 @@ cudaError_t cudaSetDevice(int d) {
 cudaError_t cudaGetDevice(int* d) { *d = device; return cudaSuccess; }
 cudaError_t cudaGetDeviceCount(int* n) { *n = num_devices(); return cudaSuccess; }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int d) {
+    if (d < 0 || d >= num_devices()) return error(cudaErrorInvalidDevice);
     memset((void*)p, 0, sizeof *p);
     p->uuid.bytes[0] = (char)(env_number("EMU_FIRST_DEVICE", 0) + d);
     strcpy(p->name, "emulated device");
     p->major = 9;
+    p->managedMemory = p->unifiedAddressing = p->concurrentKernels = p->canMapHostMemory = 1;
     p->multiProcessorCount = (int)env_number("EMU_SMS", 4);    // few: grids sized by it stay small
     p->warpSize = 32;
     p->maxThreadsPerBlock = 1024;

@@ -130,6 +130,18 @@ static void test_host_memory() {
     CUDA(cudaFree(managed));
     CUDA(cudaFreeHost(pinned));
 }
+static void test_errors() {
+    cudaDeviceProp p;
+    float values[8] = {};
+    CLAIM(cudaGetDeviceProperties(&p, 99) == cudaErrorInvalidDevice);
+    CUDA(cudaGetDeviceProperties(&p, 0));
+    CLAIM(p.managedMemory && p.unifiedAddressing);
+    CLAIM(cudaMemcpyToSymbol(table, values, sizeof values) == cudaErrorInvalidValue);
+    CLAIM(cudaMemcpyToSymbol(table, values, 4, 16) == cudaErrorInvalidValue);
+    CLAIM(cudaMemcpyFromSymbol(values, table, 8, 12) == cudaErrorInvalidValue);
+    CLAIM(!strcmp(cudaGetErrorName(cudaGetLastError()), "cudaErrorInvalidValue"));
+    CLAIM(cudaGetLastError() == cudaSuccess);
+}
 
 // Dynamic shared memory through 32-bit addresses, cp.async with zero fill, ldmatrix and its .trans.
 __global__ void shared_addresses(uint32_t* out, const uint16_t* in) {
@@ -226,5 +238,6 @@ int main() {
     test_shared_addresses();
     test_bits();
     test_host_memory();
+    test_errors();
     return verdict();
 }

@@ -92,8 +92,34 @@ static void test_default_stream() {
     CUDA(cudaFree(p));
 }
 
+// A host that polls sees the end; memory from the stream's own pool; an event must have happened.
+static void test_polling() {
+    float *p, r[32], ms;
+    cudaStream_t s;
+    cudaEvent_t never, begin, end;
+    CUDA(cudaStreamCreate(&s));
+    for (cudaEvent_t* e : {&never, &begin, &end}) CUDA(cudaEventCreate(e));
+    CUDA(cudaMallocAsync(&p, sizeof r, s));
+    CUDA(cudaMemsetAsync(p, 0, sizeof r, s));
+    CUDA(cudaEventRecord(begin, s));
+    add<<<1, 32, 0, s>>>(p, 1);
+    CUDA(cudaEventRecord(end, s));
+    CLAIM(cudaEventElapsedTime(&ms, never, end) == cudaErrorInvalidResourceHandle);
+    while (cudaEventQuery(end) == cudaErrorNotReady) continue;
+    CUDA(cudaEventElapsedTime(&ms, begin, end));
+    twice<<<1, 32, 0, s>>>(p);
+    while (cudaStreamQuery(s) == cudaErrorNotReady) continue;
+    CUDA(cudaMemcpyAsync(r, p, sizeof r, cudaMemcpyDeviceToHost, s));
+    CUDA(cudaFreeAsync(p, s));
+    CUDA(cudaStreamSynchronize(s));
+    CLAIM(r[31] == 2);
+    for (cudaEvent_t e : {never, begin, end}) CUDA(cudaEventDestroy(e));
+    CUDA(cudaStreamDestroy(s));
+}
+
 int main() {
     test_graph();
+    test_polling();
     test_events();
     test_default_stream();
     return verdict();
