@@ -85,7 +85,7 @@ exec 9>&-
 # --- the program ---
 work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
-rewritten=$(python3 "$here/cu2host.py" "$file" "$work") || exit 1
+rewritten=$(python3 "$here/cu2host.py" "$file" "$work" "$@") || exit 1
 
 hint() { echo "build.sh: hint: $*" >&2; }
 # The first error of each line, with a hint where the cause is known.

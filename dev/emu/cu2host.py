@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
-"""cu2host.py FILE.cu OUT_DIR: rewrite a CUDA source into C++ that g++ and clang++ accept.
+"""cu2host.py FILE.cu OUT_DIR [flags]: rewrite a CUDA source into C++ that g++ and clang++ accept.
 
 CUDA C++ is C++ plus a few spellings that no macro can catch. This pass edits exactly those, as
 text, and leaves everything else alone: no parser, no knowledge of types. Line numbers do not change
 and each output begins with #line, so compilers, debuggers and sanitizers name the .cu.
 
-  k<T><<<grid, block>>>(x)       EMU_LAUNCH("k<T>", ([=](auto... a) { k<T>(a...); }), grid, ...)(x)
+  k<T><<<grid, block>>>(x)       EMU_LAUNCH(EMU_NAME(k<T>), ([=](auto... a) { k<T>(a...); }), ..)(x)
   extern __shared__ T buf[];     T* buf = (T*)emu::shared_dynamic("buf", alignof(T));
   __shared__ T a[N], b[N][M];    auto& a = emu::shared_var<T[N]>("a", alignof(T), []{}); and b too
   __launch_bounds__(128) ... {   ... { emu::launch_bounds(128);   the kernel checks its block size
   NULL                           nullptr: NULL would turn into a long among the auto... arguments
-  #include "x.cuh"               the rewritten copy of x.cuh, if it is found beside its includer
+  __noinline__                   __attribute__((noinline)): a macro would break libstdc++
+  #include "x.cuh"               the rewritten copy of x.cuh, beside its includer or by -I
   asm with PTX, <mma.h>, ...     an error with a clear text, if the preprocessor lets it live
 
 Why a lambda: the launch may run later (streams), and k may be an overloaded name or a template, so
@@ -24,15 +25,16 @@ import sys
 # Included headers that need hardware or libraries we do not emulate. #error speaks only where the
 # preprocessor reaches it, so a program may keep them in the #else of #ifdef EMULATED.
 NO_HEADER = re.compile(r'[ \t]*#[ \t]*include[ \t]*<((?:mma\.h|cuda/(?!std/)|cub/|thrust/|cutlass/'
-                       r'|cute/|cooperative_groups/(?!reduce)|curand|cudnn|cufft|cusparse|cusolver)'
-                       r'[^>]*)>[^\n]*')
+                       r'|cute/|cuda_pipeline|cooperative_groups/(?!reduce)|curand|cudnn|cufft'
+                       r'|cusparse|cusolver)[^>]*)>[^\n]*')
 NO_ASM = ('inline PTX (asm) is not emulated: keep it in the #else of #ifdef EMULATED '
           'and call emu:: functions there, see dev/emu/README.md')
 PTX = re.compile(r'"[^"]*[a-z]\.[a-z]')                       # mma.sync; the host's asm has no dots
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.M)
-NOT_CODE = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|(?<!\w)\'(?:\\.|[^\'\\\n])+\'', re.S)
-KERNEL_NAME = re.compile(r'(?:::)?[A-Za-z_]\w*(?:::[A-Za-z_]\w*)*'                # ns::k, and its
-                         r'(?:\s*<[^<>;{}]*(?:<[^<>;{}]*>[^<>;{}]*)*>)?\s*$')   # <arguments>
+NOT_CODE = re.compile(r'//[^\n]*|R"([^\s()\\]*)\(.*?\)\1"|'
+                      r'/\*.*?\*/|"(?:\\.|[^"\\\n])*"|(?<!\w)\'(?:\\.|[^\'\\\n])+\'', re.S)
+KERNEL_NAME = re.compile(r'(?:::)?[A-Za-z_]\w*(?:(?:::|\.|->)[A-Za-z_]\w*|\[[^][;]*\])*'   # ns::k
+                         r'(?:\s*<[^<>;{}]*(?:<[^<>;{}]*>[^<>;{}]*)*>)?\s*$')   # k<args>, x.k[i]
 ALIGN = re.compile(r'(?:alignas|__align__)\s*\(([^()]*(?:\([^()]*\)[^()]*)*)\)')
 
 
@@ -99,7 +101,9 @@ def rewrite_launches(s):
             s.die(i, 'a launch must be written NAME<<<...>>>(...)')
         k = ' '.join(name.group().split())
         call = f'[=](auto... emu_a) {{ {k}(emu_a...); }}'
-        s.edit(name.start(), m.end(), f'EMU_LAUNCH("{k}", ({call}), ')
+        if re.search(r'\.|->|\[', k):                   # a pointer in a variable: read it now
+            call = f'[emu_k = {k}](auto... emu_a) {{ emu_k(emu_a...); }}'
+        s.edit(name.start(), m.end(), f'EMU_LAUNCH(EMU_NAME({k}), ({call}), ')
         s.edit(i, i + 3, ')')
 
 
@@ -152,6 +156,8 @@ def rewrite_words(s):
         line = s.code[s.code.rfind('\n', 0, m.start()) + 1:m.start()]
         if not re.fullmatch(r'\s*#\s*(?:ifdef|ifndef|undef|define)\s+', line):
             s.edit(m.start(), m.end(), 'nullptr')
+    for m in re.finditer(r'(?<!\()\b__noinline__\b', s.code):
+        s.edit(m.start(), m.end(), '__attribute__((noinline))')
     for m in re.finditer(r'\b(?:asm|__asm__|__asm)\b', s.code):
         if PTX.search(s.text, m.end(), s.code.find(';', m.end())):
             s.edit(m.start(), m.end(), f'static_assert(false, "{NO_ASM}"); {m.group()}')
@@ -159,16 +165,18 @@ def rewrite_words(s):
         s.edit(m.start(), m.end(), f'#error "<{m.group(1)}> is not emulated"')
 
 
-def rewrite_includes(s, out_dir, done):
+def rewrite_includes(s, out_dir, folders, done):
     for m in INCLUDE.finditer(s.text):
         if s.code[m.start():m.end()].strip() == '':
             continue                                                      # inside a comment
-        path = os.path.normpath(os.path.join(os.path.dirname(s.path), m.group(1)))
-        if os.path.isfile(path):
-            s.edit(m.start(1), m.end(1), rewrite(path, out_dir, done))
+        for folder in [os.path.dirname(s.path)] + folders:
+            path = os.path.normpath(os.path.join(folder, m.group(1)))
+            if os.path.isfile(path):
+                s.edit(m.start(1), m.end(1), rewrite(path, out_dir, folders, done))
+                break
 
 
-def rewrite(path, out_dir, done):
+def rewrite(path, out_dir, folders, done):
     """Rewrite one file and what it includes; the path of the result. One copy per file keeps
     #pragma once working."""
     real = os.path.realpath(path)
@@ -179,16 +187,19 @@ def rewrite(path, out_dir, done):
         rewrite_shared(s)
         rewrite_launch_bounds(s)
         rewrite_words(s)
-        rewrite_includes(s, out_dir, done)
+        rewrite_includes(s, out_dir, folders, done)
         with open(done[real], 'w', encoding='utf-8', errors='surrogateescape') as f:
             f.write(s.result())
     return done[real]
 
 
 if __name__ == '__main__':
-    if len(sys.argv) != 3:
-        sys.exit('usage: cu2host.py FILE.cu OUT_DIR')
+    if len(sys.argv) < 3:
+        sys.exit('usage: cu2host.py FILE.cu OUT_DIR [flags]')
+    path, out, *flags = sys.argv[1:]
+    dirs = [os.path.dirname(path)] + [flag[2:] for flag in flags if flag.startswith('-I') and
+                                      not os.path.isfile(flag[2:] + '/cuda_runtime.h')]
     try:
-        print(rewrite(sys.argv[1], os.path.abspath(sys.argv[2]), {}))
+        print(rewrite(path, os.path.abspath(out), dirs, {}))
     except OSError as e:
         sys.exit(f'{e.filename}: error: {e.strerror}')

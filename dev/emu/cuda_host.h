@@ -141,6 +141,7 @@ template <class K> Launcher<K> make_launch(const char* name, K k, Config c, Site
 }
 } // namespace emu
 
+#define EMU_NAME(...) #__VA_ARGS__            // a macro's kernel parameter is replaced in it
 #define EMU_LAUNCH(name, callable, ...) \
     ::emu::make_launch(name, callable, ::emu::Config(__VA_ARGS__), ::emu::Site{__FILE__, __LINE__})
 // The kernel's spelling is the key: write it as in the launch.

@@ -61,7 +61,8 @@ EMU_FIRST static std::map<std::string, Time> profile;
 
 // The kernel's name as a key: k<64, 4>, (k<64,4>) and (const void*)k<64, 4> are the same.
 static std::string plain_name(std::string s) {
-    if (s.compare(0, 13, "(const void*)") == 0) s.erase(0, 13);
+    for (const char* cast : {"reinterpret_cast<const void*>", "(const void*)", "(void*)"})
+        if (s.compare(0, strlen(cast), cast) == 0) s.erase(0, strlen(cast));
     std::string out;
     for (char c : s) if (!strchr(" ()&", c)) out += c;
     return out;
@@ -77,6 +78,8 @@ static cudaError_t check_launch(const char* name, const Config& c) {
         return refuse(cudaErrorInvalidConfiguration, "emu: %s: grid size, x = %ld\n", name, g.x);
     auto it = max_shared.find(plain_name(name));
     size_t limit = it == max_shared.end() ? 48 << 10 : it->second;
+    if (c.shared_bytes > limit && it == max_shared.end() && !max_shared.empty())
+        fprintf(stderr, "emu: %s: cudaFuncSetAttribute must spell it as the launch does\n", name);
     if (c.shared_bytes > limit)
         return refuse(cudaErrorInvalidValue, "emu: %s: more than %ld bytes of dynamic shared "
                       "memory\n", name, (long)limit);

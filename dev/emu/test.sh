@@ -158,6 +158,10 @@ refused wmma 1 'mma.h> is not emulated' <<'CU'
 #include <mma.h>
 int main() {}
 CU
+refused pipeline 1 'cuda_pipeline.h> is not emulated' <<'CU'
+#include <cuda_pipeline.h>
+int main() {}
+CU
 refused unknown_call 3 'cudaMallocPitch is not emulated' <<'CU'
 int main() {
     void* p; size_t pitch;
@@ -188,6 +192,11 @@ exits 2 'wants a number' "$run" --shuffle x "$bugs_cu"
 exits 2 'no such file' "$run" no_such_file.cu
 exits 99 'EMU_LAZY=x: a number' env EMU_LAZY=x "$work/planted_bugs.fast" none
 exits 2 'has no include/cuda_runtime.h' env CUDA_HOME=/nonexistent "$run" "$bugs_cu"
+mkdir -p "$work/folder"
+printf '#include <stdio.h>\n__global__ void k() { __shared__ int x; x = 1; }\n' \
+    >"$work/folder/included.cuh"
+printf '#include "included.cuh"\nint main() { k<<<1, 1>>>(); puts("ran"); }\n' >"$work/includer.cu"
+exits 0 'ran' "$run" --flags "-I$work/folder" "$work/includer.cu"
 if [ -x "$work/planted_bugs.race" ]; then
     cat >"$work/null.cu" <<'CU'
 __global__ void k(int* p) { *p = 1; }

@@ -3,6 +3,7 @@
 #include "rewriter.cuh"
 /* not code: k<<<1, 2>>>(x); __shared__ int z = 3; NULL asm("nop") */
 const char* const not_code = "k<<<1, 2>>>(NULL); __shared__ int a = 1; // \" asm";   // it's <<< >>>
+const char* const raw = R"-(it's k<<<1, 2>>>(NULL) "; __shared__ int a = 1;)-";
 
 struct Pair { int a, b; };
 namespace inner { __global__ void set(int* out, int v) { out[threadIdx.x] = v; } }
@@ -41,6 +42,13 @@ template <int N> __device__ int one() {
 __global__ void instances(int* out) { out[threadIdx.x] = one<3>() * 100 + one<7>(); }
 
 #define LAUNCH(kernel, ...) kernel<<<1, 32>>>(__VA_ARGS__)
+#define LAUNCH_BIG(kernel, ...) do { \
+    CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 60000)); \
+    kernel<<<1, 32, 60000>>>(__VA_ARGS__); \
+} while (0)
+template <int N> __device__ __noinline__ int outlined() { return N; }
+template <int A, int B> __global__ void big(int* out) { out[threadIdx.x] = outlined<A>() + B; }
+struct Entry { int expected; void (*kernel)(int*, int); };
 
 static int first(int* d) {                                   // all of 32 must agree
     std::vector<int> r = to_host(d, 32);
@@ -71,6 +79,15 @@ int main() {
     auto* pointer = inner::set;
     pointer<<<1, 32>>>(d, 12);
     CLAIM(first(d) == 12);
+    Entry entry = {13, inner::set}, entries[] = {{14, inner::set}}, *at = entries;
+    entry.kernel<<<1, 32>>>(d, 13);
+    CLAIM(first(d) == entry.expected);
+    entries[0].kernel<<<1, 32>>>(d, 14);
+    CLAIM(first(d) == at->expected);
+    at->kernel<<<1, 32>>>(d, 15);
+    CLAIM(first(d) == 15);
+    LAUNCH_BIG((big<10, 6>), d);
+    CLAIM(cudaGetLastError() == cudaSuccess && first(d) == 16);
     instances<<<1, 32>>>(d);
     CLAIM(first(d) == 307);
     declarations<<<1, 64, 64>>>(d);
@@ -78,7 +95,7 @@ int main() {
     bool ok = true;
     for (int t = 0; t < 64; t++) ok = ok && r[t] == 32 + t % 32 + 2 * (63 - t);
     claim(ok, "declarations");
-    CLAIM(!strncmp(not_code, "k<<<1, 2>>>(NULL)", 17) && __LINE__ == 81);
+    CLAIM(!strncmp(not_code, "k<<<1, 2>>>(NULL)", 17) && __LINE__ == 98 && strstr(raw, ") \";"));
     CUDA(cudaFree(d));
     return verdict();
 }
