@@ -87,8 +87,8 @@ int lane_id();
 void fence();
 
 uint64_t block_serial();                                   // another number for every block
-void* shared_static(const char* name, size_t bytes, size_t align);
-void* shared_dynamic(const char* name, size_t align);
+void* shared_static(const char* name, size_t bytes, size_t align, Site site);
+void* shared_dynamic(const char* name, size_t align, EMU_SITE);
 bool is_shared(const void* p, size_t bytes);               // inside one shared variable?
 size_t to_shared(const void* p);                           // 32-bit shared addresses, both ways
 char* from_shared(size_t address);
@@ -111,11 +111,11 @@ inline void count(long& c, long n = 1) { __atomic_fetch_add(&c, n, __ATOMIC_RELA
 
 // A __shared__ variable. Key is unique for each declaration and template instance, so the statics
 // below remember where this one lies in the block that runs now.
-template <class T, class Key> T& shared_var(const char* name, size_t align, Key) {
+template <class T, class Key> T& shared_var(const char* name, size_t align, Key, EMU_SITE) {
     static thread_local uint64_t serial;
     static thread_local T* place;
     if (serial != block_serial()) {
-        place = (T*)shared_static(name, sizeof(T), align);
+        place = (T*)shared_static(name, sizeof(T), align, site);
         serial = block_serial();
     }
     return *place;
@@ -147,6 +147,14 @@ template <class K> Launcher<K> make_launch(const char* name, K k, Config c, Site
 // The kernel's spelling is the key: write it as in the launch.
 #undef cudaFuncSetAttribute
 #define cudaFuncSetAttribute(f, a, v) ::emu::func_set_attribute(#f, a, v)
+template <class F> cudaError_t cudaFuncSetCacheConfig(F*, cudaFuncCache) { return cudaSuccess; }
+// Of these the toolkit's headers have templates for nvcc alone: say so where they are called.
+#define EMU_LACKS(name) template <class... A> __attribute__((error(#name " is not emulated"))) \
+    cudaError_t name(A...);
+EMU_LACKS(cudaFuncGetAttributes) EMU_LACKS(cudaGetSymbolAddress) EMU_LACKS(cudaGetSymbolSize)
+EMU_LACKS(cudaOccupancyMaxActiveBlocksPerMultiprocessor) EMU_LACKS(cudaLaunchKernel)
+EMU_LACKS(cudaLaunchCooperativeKernel)
+#undef EMU_LACKS
 
 template <class T> cudaError_t cudaMemcpyToSymbol(T& symbol, const void* src, size_t n,
         size_t offset = 0, cudaMemcpyKind = cudaMemcpyHostToDevice) {

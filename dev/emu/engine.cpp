@@ -239,6 +239,7 @@ void fail(Site site, const char* fmt, ...) {
 [[maybe_unused]] static void on_bad_address(int signal_number, siginfo_t* info, void*) {
     const void* p = info->si_addr;
     signal(signal_number, SIG_DFL);
+    if (now.kernel && signal_number == SIGFPE) fail(nowhere, "integer division by zero");
     if (stacks.holds(p)) fail(nowhere, "stack overflow: a CUDA thread has %zu bytes", STACK_BYTES);
     if (heap.holds(p) && !now.kernel) fail(nowhere, "host code touches device memory at %p", p);
     if (now.kernel) fail(nowhere, "the kernel touches invalid address %p", p);
@@ -254,6 +255,7 @@ static void catch_bad_addresses() {
     action.sa_flags = SA_SIGINFO | SA_ONSTACK;
     sigaction(SIGSEGV, &action, nullptr);
     sigaction(SIGBUS, &action, nullptr);
+    sigaction(SIGFPE, &action, nullptr);
 #endif
 }
 
@@ -509,7 +511,6 @@ constexpr char RED = (char)0xfd;
 
 static char* place(const char* name, size_t bytes, size_t align) {
     Worker& w = *me;
-    if (!now.kernel) fail(nowhere, "__shared__ %s used outside a kernel", name);
     size_t room = bytes + 3 * align + 3 * RED_BYTES;
     if (w.arena_top + room > w.arena + ARENA_BYTES)
         fail(nowhere, "too much shared memory at %s", name);
@@ -528,13 +529,20 @@ static char* place(const char* name, size_t bytes, size_t align) {
     w.variables.push_back({name, p, bytes});
     return p;
 }
-void* shared_static(const char* name, size_t bytes, size_t align) {
+static void need_kernel(const char* name, Site site) {
+    if (now.kernel) return;
+    fail(site, "__shared__ %s outside of a kernel (not emulated: declared outside of a function)",
+         name);
+}
+void* shared_static(const char* name, size_t bytes, size_t align, Site site) {
+    need_kernel(name, site);
     me->static_bytes += bytes;
     if (me->static_bytes > 48 << 10)
         fail(nowhere, "static __shared__ memory exceeds 48 KB at %s: use dynamic memory", name);
     return place(name, bytes, align);
 }
-void* shared_dynamic(const char* name, size_t align) {
+void* shared_dynamic(const char* name, size_t align, Site site) {
+    need_kernel(name, site);
     Worker& w = *me;
     if (!w.dynamic)
         w.dynamic = place(name, w.kernel->config.shared_bytes, std::max(align, (size_t)16));
@@ -567,7 +575,7 @@ static void shared_end(Worker& w) {           // were the red zones written?
     (void)w;
 }
 
-uint64_t block_serial() { return me->serial; }
+uint64_t block_serial() { return me ? me->serial : ~0ull; }
 bool is_shared(const void* p, size_t bytes) {
     for (const Variable& v : me->variables)
         if ((char*)p >= v.p && (char*)p + bytes <= v.p + v.bytes) return true;

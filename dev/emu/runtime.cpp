@@ -569,8 +569,9 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr a, int) {
     case cudaDevAttrComputeCapabilityMinor: *value = p.minor; break;
     case cudaDevAttrWarpSize: *value = 32; break;
     case cudaDevAttrL2CacheSize: *value = p.l2CacheSize; break;
-    default: return refuse(cudaErrorInvalidValue, "emu: %s(%ld) is not emulated\n",
-                           "cudaDeviceGetAttribute", a);
+    default:
+        fprintf(stderr, "emu: cudaDeviceGetAttribute(%d) is not emulated\n", (int)a);
+        return error(cudaErrorInvalidValue);
     }
     return cudaSuccess;
 }

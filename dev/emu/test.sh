@@ -162,6 +162,13 @@ refused pipeline 1 'cuda_pipeline.h> is not emulated' <<'CU'
 #include <cuda_pipeline.h>
 int main() {}
 CU
+refused occupancy 4 'cudaOccupancyMaxActiveBlocksPerMultiprocessor is not emulated' <<'CU'
+__global__ void k() {}
+int main() {
+    int blocks;
+    return cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, k, 128, 0);
+}
+CU
 refused unknown_call 3 'cudaMallocPitch is not emulated' <<'CU'
 int main() {
     void* p; size_t pitch;
@@ -192,6 +199,17 @@ exits 2 'wants a number' "$run" --shuffle x "$bugs_cu"
 exits 2 'no such file' "$run" no_such_file.cu
 exits 99 'EMU_LAZY=x: a number' env EMU_LAZY=x "$work/planted_bugs.fast" none
 exits 2 'has no include/cuda_runtime.h' env CUDA_HOME=/nonexistent "$run" "$bugs_cu"
+cat >"$work/file_scope.cu" <<'CU'
+extern __shared__ int buffer[];
+int main() {}
+CU
+exits 99 '__shared__ buffer outside of a kernel' "$run" "$work/file_scope.cu"
+cat >"$work/division.cu" <<'CU'
+__device__ int quotient;
+__global__ void k(int zero) { quotient = 7 / zero; }
+int main() { k<<<1, 1>>>(0); }
+CU
+exits 99 'integer division by zero' "$run" "$work/division.cu"
 mkdir -p "$work/folder"
 printf '#include <stdio.h>\n__global__ void k() { __shared__ int x; x = 1; }\n' \
     >"$work/folder/included.cuh"
