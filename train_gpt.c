@@ -2864,11 +2864,9 @@ static void data_open_text(Data *d, const char *path, const Tokenizer *tokenizer
 }
 // source: a text file, a token shard, or a pattern of token shards.
 static Data data_open(const char *source, const Tokenizer *tokenizer, const char *name, size_t V) {
-    Data d;
-    memset(&d, 0, sizeof d);
+    Data d = {};
     d.source = source;
-    glob_t found;
-    memset(&found, 0, sizeof found);
+    glob_t found = {};
     struct stat st;
     int is_literal = stat(source, &st) == 0; // a name that exists is not a pattern, [1] or not
     char *literal[1] = { (char *)source };
@@ -3790,7 +3788,7 @@ static void param_name(char *out, size_t room, char group, const ParamInfo *p, s
                   bucket - 1, layer + 3);
 }
 static Text st_header(const SaveItem *items, size_t count, const Layout *y, const char *meta) {
-    Text t = { NULL, 0, 0 };
+    Text t = {};
     uint64_t offset = 0;
     text_add(&t, "{\"__metadata__\":{\"format\":\"pt\",\"version\":\"%d\","
              "\"header_crc32c\":\"00000000\"%s", CKPT_VERSION, meta);
@@ -3885,7 +3883,7 @@ static void remove_folder(const char *path) { // of files only; what cannot be r
     if (rmdir(path) != 0 && errno != ENOENT) warn("cannot remove %s: %s", path, strerror(errno));
 }
 static Text config_json(const Config *c, const Tokenizer *tokenizer) {
-    Text t = { NULL, 0, 0 };
+    Text t = {};
     text_add(&t, "{\n  \"architectures\": [\"GPT2LMHeadModel\"],\n  \"model_type\": \"gpt2\",\n"
              "  \"activation_function\": \"gelu_new\",\n  \"layer_norm_epsilon\": 1e-05,\n"
              "  \"n_layer\": %zu,\n  \"n_head\": %zu,\n  \"n_embd\": %zu,\n  \"n_positions\": "
@@ -4013,8 +4011,7 @@ static Config config_read(const char *path) {
         { "add_cross_attention", "false" } };
     size_t bytes, inner = 0;
     char *text = in_read_all(path, 1 << 20, &bytes), key[128], value[128];
-    Config c;
-    memset(&c, 0, sizeof c);
+    Config c = {};
     Json j = json_open(path, text, bytes);
     for (json_enter(&j, '{'); json_more(&j, '}'); ) {
         json_key(&j, key, sizeof key);
@@ -4207,7 +4204,7 @@ static void print_plan(const Model *planned, const Flags *f) {
     double tokens = (double)step_tokens * (double)f->steps;
     double flops = 3 * flops_per_token(c, model.T);
     double parameters = (double)model.layout.num_parameters, peak = dev_peak_flops() * ranks;
-    Text t = { NULL, 0, 0 };
+    Text t = {};
     text_add(&t, "{\"parameters\":%zu,\"flops_per_token\":%.17g,\"tokens\":%.17g,\"flops\":%.17g,"
              "\"peak_flops\":%.6g,\"bytes\":%zu,\"buffers\":{", model.layout.num_parameters, flops,
              tokens, flops * tokens, peak, total_bytes);
@@ -4335,8 +4332,7 @@ static int stop_agreed(void) { // has a signal asked any rank to stop? All ranks
     return (int)is_asked;
 }
 static void signals_install(int is_ready) { // while a run is being set up, the first ^C ends it
-    struct sigaction action;
-    memset(&action, 0, sizeof action);
+    struct sigaction action = {};
     action.sa_handler = on_signal;
     action.sa_flags = SA_RESTART;
     sigaction(SIGUSR1, &action, NULL);
@@ -4619,7 +4615,7 @@ static void report_step(Run *run, double ms) {
                          fmod(left_s, 60));
     print_line(run, line, 1);
     free(line);
-    Text t = { NULL, 0, 0 };
+    Text t = {};
     text_add(&t, "{\"step\":%" PRIu64, state->step);
     log_number(&t, "loss", run->loss);
     log_number(&t, "grad_norm", run->norm);
@@ -4648,7 +4644,7 @@ static void report_validation(Run *run) {
         char *line = text_of("step %" PRIu64 " | HellaSwag %.4f", run->state.step, accuracy);
         print_line(run, line, 0);
         free(line);
-        Text t = { NULL, 0, 0 };
+        Text t = {};
         text_add(&t, "{\"step\":%" PRIu64 ",\"hellaswag\":%.9g}", run->state.step, accuracy);
         log_line(&run->log, &t);
         clock_lap(&run->clock, PHASE_validation);
@@ -4656,7 +4652,7 @@ static void report_validation(Run *run) {
     if (!run->has_val) return;
     Evaluation e = evaluate(run, &run->val, (uint64_t)run->flags.val_batches * run->model.B);
     if (stop_agreed()) return; // it was cut short
-    Text line = { NULL, 0, 0 }, t = { NULL, 0, 0 };
+    Text line = {}, t = {};
     text_add(&line, "step %" PRIu64 " | validation loss %.4f | ", run->state.step, e.loss);
     if (isfinite(e.bits_per_byte)) text_add(&line, "%.4f bits per byte", e.bits_per_byte);
     else text_add(&line, "tokens that tokenizer %s does not know", run->tokenizer.name);
@@ -4675,7 +4671,7 @@ static void run_check_replicas(const Run *run) {
     int64_t *hashes = (int64_t *)host_alloc((size_t)ranks * sizeof(int64_t));
     hashes[rank] = gpt_weights_hash(&run->model);
     comm_max_int(hashes, ranks); // the others' places are 0
-    Text odd = { NULL, 0, 0 };
+    Text odd = {};
     for (int r = 0, alike = 0; r < ranks; r++, alike = 0) {
         for (int other = 0; other < ranks; other++) alike += hashes[r] == hashes[other];
         if (2 * alike <= ranks) text_add(&odd, " rank %d", r);
@@ -4751,7 +4747,7 @@ static int run_agree(Run *run) {
 }
 static void print_evaluation(Run *run) { // --eval: one JSON object
     const Flags *f = &run->flags;
-    Text t = { NULL, 0, 0 };
+    Text t = {};
     if (run->has_val) {
         Evaluation e = evaluate(run, &run->val, (uint64_t)(f->val_batches * f->batch_size));
         log_number(&t, "val_loss", e.loss);
@@ -4872,8 +4868,7 @@ static void flags_apply_model(Flags *f) {
         "d40 d96, or --layers --heads --channels", f->model);
 }
 static Config config_of_flags(const Flags *f, const Tokenizer *tokenizer) {
-    Config c;
-    memset(&c, 0, sizeof c);
+    Config c = {};
     c.L = (size_t)f->layers;
     c.NH = (size_t)f->heads;
     c.C = (size_t)f->channels;
@@ -4951,7 +4946,7 @@ static void log_open(Run *run) {
     fcntl(log->fd, F_SETFL, O_APPEND); // from here on a slow reader is waited for
     char host[256] = "unknown";
     gethostname(host, sizeof host - 1);
-    Text t = { NULL, 0, 0 };
+    Text t = {};
     text_add(&t, "{\"version\":%d,\"git\":\"%s\",\"compiler\":", CKPT_VERSION, GIT_HASH);
     text_add_quoted(&t, __VERSION__);
     text_add(&t, ",\"precision\":\"%s\",\"host\":", PRECISION_NAME);
@@ -5123,10 +5118,8 @@ static void run_open(Run *run, const Flags *given) {
     check(omp_get_max_threads() <= 1024, EXIT_USAGE, "OMP_NUM_THREADS: %d threads, limit 1024",
           omp_get_max_threads());
     check(!f->json || f->plan, EXIT_USAGE, "--json goes with --plan");
-    Ckpt ckpt;
-    St init;
-    memset(&ckpt, 0, sizeof ckpt);
-    memset(&init, 0, sizeof init);
+    Ckpt ckpt = {};
+    St init = {};
     int has_ckpt = run_choose_model(run, is_training, &ckpt, &init);
     model->B = f->given[F_sample] ? 1 : (size_t)f->batch_size;
     model->T = (size_t)f->seq_len;
