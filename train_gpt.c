@@ -2451,7 +2451,8 @@ static void comm_post(void *x, size_t bytes, int peer, int is_send) {
 static void comm_wait(void) { // what follows, comes after what was started
     if (ranks > 1) net_wait();
 }
-// x[i] = the sum of all ranks' x[i], where at most one of them is not 0: exact in any order.
+// x[i] = the sum of all ranks' x[i]. They are whole numbers, or all but one are 0: no order of the
+// additions can change the result.
 static void comm_sum(double *x, size_t count) {
     for (size_t at = 0; ranks > 1 && at < count; at += 1 << 20)
         net_sum(x + at, (int)min_size(1 << 20, count - at));
@@ -4393,7 +4394,8 @@ static Evaluation evaluate(Run *run, Data *d, uint64_t max_samples) {
 static double hellaswag(Run *run, int only_check) {
     enum { MAGIC = 20240522, FIXED = 6 };
     const char *path = run->flags.hellaswag;
-    size_t bytes, right = 0, T = run->model.T, V = run->model.config.V;
+    size_t bytes, T = run->model.T, V = run->model.config.V;
+    double right = 0;
     char *text = in_read_all(path, (size_t)1 << 30, &bytes);
     int32_t header[3] = { 0, 0, 0 }, *tokens = run->batch, *targets = run->batch + T;
     if (bytes >= 1024) memcpy(header, text, sizeof header);
@@ -4437,14 +4439,9 @@ static double hellaswag(Run *run, int only_check) {
         right += chosen == e[3];
         progress_mark("a HellaSwag example");
     }
-    if (only_check) { free(text); return 0; }
-    double *counts = (double *)host_alloc((size_t)ranks * sizeof(double)), sum = 0;
-    counts[rank] = (double)right;
-    comm_sum(counts, (size_t)ranks);
-    for (int r = 0; r < ranks; r++) sum += counts[r];
-    free(counts);
     free(text);
-    return sum / header[2];
+    if (!only_check) comm_sum(&right, 1);
+    return right / header[2];
 }
 
 // --- 15.2 one step ---
@@ -4590,14 +4587,17 @@ static void train_step(Run *run) {
 }
 
 // --- 15.3 what a run tells ---
-static void print_line(Run *run, const char *text, int is_progress) {
+// A terminal has one line of progress, which the next replaces; a file gets one every 10 seconds.
+static void print_line(Run *run, char *line, int is_progress) { // frees the line
     int is_terminal = isatty(STDERR_FILENO);
-    if (rank > 0) return;
-    if (is_progress && !is_terminal && now_ms() - run->last_print_ms < 10000 && run->state.step > 1)
-        return;
-    run->last_print_ms = now_ms();
-    fprintf(stderr, "%s%s%s", is_terminal ? "\r\x1b[K" : "", text,
-            is_progress && is_terminal ? "" : "\n");
+    int is_soon = run->state.step > 1 && now_ms() - run->last_print_ms < 10000;
+    int is_left_out = is_progress && is_soon && !is_terminal;
+    if (rank == 0 && !is_left_out) {
+        run->last_print_ms = now_ms();
+        fprintf(stderr, "%s%s%s", is_terminal ? "\r\x1b[K" : "", line,
+                is_progress && is_terminal ? "" : "\n");
+    }
+    free(line);
 }
 static void report_step(Run *run, double ms) {
     const Flags *f = &run->flags;
@@ -4609,12 +4609,10 @@ static void report_step(Run *run, double ms) {
     double mfu = flops * tok_per_s / run->peak_flops; // NaN: the peak is not known
     char of_peak[32] = "n/a";
     if (isfinite(mfu)) snprintf(of_peak, sizeof of_peak, "%.0f%%", 100 * mfu);
-    char *line = text_of("step %" PRIu64 "/%" PRId64 " | loss %.4f | norm %.3f | lr %.2e | %.1f ms "
-                         "| %.0f tok/s | %s of peak | %.0f:%02.0f left", state->step, f->steps,
-                         run->loss, run->norm, lr, ms, tok_per_s, of_peak, floor(left_s / 60),
-                         fmod(left_s, 60));
-    print_line(run, line, 1);
-    free(line);
+    print_line(run, text_of("step %" PRIu64 "/%" PRId64 " | loss %.4f | norm %.3f | lr %.2e | "
+               "%.1f ms | %.0f tok/s | %s of peak | %.0f:%02.0f left", state->step, f->steps,
+               run->loss, run->norm, lr, ms, tok_per_s, of_peak, floor(left_s / 60),
+               fmod(left_s, 60)), 1);
     Text t = {};
     text_add(&t, "{\"step\":%" PRIu64, state->step);
     log_number(&t, "loss", run->loss);
@@ -4638,27 +4636,25 @@ static void report_step(Run *run, double ms) {
     log_line(&run->log, &t);
 }
 static void report_validation(Run *run) {
+    uint64_t step = run->state.step;
     if (*run->flags.hellaswag) {
         double accuracy = hellaswag(run, 0);
-        if (stop_agreed()) return;
-        char *line = text_of("step %" PRIu64 " | HellaSwag %.4f", run->state.step, accuracy);
-        print_line(run, line, 0);
-        free(line);
+        if (stop_agreed()) return; // it was cut short
+        print_line(run, text_of("step %" PRIu64 " | HellaSwag %.4f", step, accuracy), 0);
         Text t = {};
-        text_add(&t, "{\"step\":%" PRIu64 ",\"hellaswag\":%.9g}", run->state.step, accuracy);
+        text_add(&t, "{\"step\":%" PRIu64 ",\"hellaswag\":%.9g}", step, accuracy);
         log_line(&run->log, &t);
         clock_lap(&run->clock, PHASE_validation);
     }
     if (!run->has_val) return;
     Evaluation e = evaluate(run, &run->val, (uint64_t)run->flags.val_batches * run->model.B);
-    if (stop_agreed()) return; // it was cut short
+    if (stop_agreed()) return;
     Text line = {}, t = {};
-    text_add(&line, "step %" PRIu64 " | validation loss %.4f | ", run->state.step, e.loss);
+    text_add(&line, "step %" PRIu64 " | validation loss %.4f | ", step, e.loss);
     if (isfinite(e.bits_per_byte)) text_add(&line, "%.4f bits per byte", e.bits_per_byte);
     else text_add(&line, "tokens that tokenizer %s does not know", run->tokenizer.name);
     print_line(run, line.at, 0);
-    free(line.at);
-    text_add(&t, "{\"step\":%" PRIu64, run->state.step);
+    text_add(&t, "{\"step\":%" PRIu64, step);
     log_number(&t, "val_loss", e.loss);
     log_number(&t, "bits_per_byte", e.bits_per_byte);
     text_add(&t, ",\"val_tokens\":%" PRIu64 "}", e.tokens);
