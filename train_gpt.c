@@ -2432,23 +2432,23 @@ static void comm_abort(int code) { // ends all ranks; returns only where there a
 // A single process does without MPI_Init: it starts faster, and needs no launcher.
 static void comm_init(void) {
     const char *name;
-    int launched = comm_launched(&name), cores = omp_get_max_threads();
+    int launched = comm_launched(&name);
     if (launched == 1) return;
     net_init(&rank, &ranks, &node_ranks);
     atexit(net_finish);
     check(ranks == launched, EXIT_USAGE, "started as one of several processes (%s=%d), but this "
           "build %s: build with `make MPI=1`, start with the mpirun of that MPI", name, launched,
           ranks > 1 ? "counts others" : "has no communication with them");
-    int share = (int)(sysconf(_SC_NPROCESSORS_ONLN) / node_ranks);
-    if (getenv("OMP_NUM_THREADS") == NULL && share < cores)
-        omp_set_num_threads(share > 1 ? share : 1);
+    size_t share = (size_t)sysconf(_SC_NPROCESSORS_ONLN) / (size_t)node_ranks; // of the processors
+    if (getenv("OMP_NUM_THREADS") == NULL && share < (size_t)omp_get_max_threads())
+        omp_set_num_threads((int)max_size(share, 1));
 }
 static void comm_post(void *x, size_t bytes, int peer, int is_send) {
     for (size_t at = 0; at < bytes; at += MESSAGE_BYTES)
         net_post((char *)x + at, (int)min_size(MESSAGE_BYTES, bytes - at), peer, is_send);
     if (is_send) comm_sent_bytes += bytes;
 }
-static void comm_wait(void) { // what follows, comes after what was started
+static void comm_wait(void) { // all that was started is done before what follows
     if (ranks > 1) net_wait();
 }
 // x[i] = the sum of all ranks' x[i]. They are whole numbers, or all but one are 0: no order of the
@@ -2492,11 +2492,14 @@ static void comm_gather(real *x, const void *dev, size_t count, size_t size, rea
 // own; log2(ranks) rounds of halving would send as much in fewer messages, but in the other order.
 static struct { real *x, *inbox; size_t count; } comm_pending;
 
+static real *inbox_slot(real *inbox, int from, size_t own) { // none is for this rank itself
+    return inbox + (size_t)(from < rank ? from : from - 1) * own;
+}
 static void comm_reduce_scatter_wait(void) {
     if (comm_pending.x == NULL) return;
     size_t own = shard_count(comm_pending.count, rank);
     real *x = comm_pending.x + shard_start(comm_pending.count, rank), *inbox = comm_pending.inbox;
-#define SHARD_FROM(r) ((r) == rank ? x : inbox + (size_t)((r) < rank ? (r) : (r) - 1) * own)
+#define SHARD_FROM(r) ((r) == rank ? x : inbox_slot(inbox, r, own))
     dev_side_begin();
     comm_wait();
     for (int step = 1; step < ranks; step *= 2)
@@ -2513,8 +2516,7 @@ static void comm_reduce_scatter_start(real *x, size_t count, real *inbox) {
     net_begin();
     for (int d = 1; d < ranks; d++) {
         int from = (rank + ranks - d) % ranks, to = (rank + d) % ranks;
-        real *slot = inbox + (size_t)(from < rank ? from : from - 1) * own;
-        comm_post(slot, own * sizeof(real), from, 0);
+        comm_post(inbox_slot(inbox, from, own), own * sizeof(real), from, 0);
         comm_post(x + shard_start(count, to), shard_count(count, to) * sizeof(real), to, 1);
     }
     net_end();
@@ -2536,7 +2538,7 @@ static uint64_t watchdog_look(Watched *all, uint64_t beat) { // returns all mark
     uint64_t marks = 0;
     snprintf(own.done, sizeof own.done, "%s", progress.done);
     ssize_t written = pwrite(watch.fd, &own, sizeof own, (off_t)((size_t)rank * sizeof own));
-    if (written != sizeof own) return beat; // unknown
+    if (written != sizeof own) return beat; // nothing is known: as if marks were made
     for (int r = 0; r < ranks; r++) {
         Record now = all[r].now;
         ssize_t got = pread(watch.fd, &now, sizeof now, (off_t)((size_t)r * sizeof now));
@@ -2569,10 +2571,10 @@ static void watchdog_end(const Watched *all) {
 static void *watchdog(void *unused) {
     Watched *all = (Watched *)host_alloc((size_t)ranks * sizeof(Watched));
     double idle_s = 0;
-    uint64_t marks = 0, before;
+    uint64_t marks = 0;
     for (uint64_t beat = 1; idle_s < watch.timeout_s; beat++) {
         usleep((useconds_t)(1e6 * watch.period_s));
-        before = marks;
+        uint64_t before = marks;
         marks = watchdog_look(all, beat);
         idle_s = marks == before ? idle_s + watch.period_s : 0;
     }
@@ -2580,10 +2582,10 @@ static void *watchdog(void *unused) {
     return unused;
 }
 static void watchdog_start(const char *out, int64_t timeout_s) {
+    if (ranks == 1 || timeout_s == 0) return;
     char *path = text_of("%s/progress", out);
     pthread_t thread;
     sigset_t all, before;
-    if (ranks == 1 || timeout_s == 0) return;
     watch.timeout_s = (double)timeout_s;
     watch.period_s = fmin(5, watch.timeout_s / 10);
     watch.fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
@@ -2609,13 +2611,13 @@ static double lr_at(const Flags *f, uint64_t step) {
     if (s < w) return f->lr * (s + 1) / w;
     double length = (double)f->steps - w, x = length > 0 ? (s - w) / length : 1;
     if (x > 1) x = 1;
-    switch (f->lr_schedule[0]) {
-    case 'l': return f->lr + (final - f->lr) * x;
-    case 'w': return x <= 0.8 ? f->lr : final + (f->lr - final) * (1 - sqrt((x - 0.8) / 0.2));
-    case 'i': return fmax(final, f->lr * sqrt(fmax(w, 1) / (s + 1)));
-    }
-    if (!strcmp(f->lr_schedule, "constant")) return f->lr;
-    return final + (f->lr - final) * (1 + cos(M_PI * x)) / 2;
+    const char *schedule = f->lr_schedule;
+    if (!strcmp(schedule, "constant")) return f->lr;
+    if (!strcmp(schedule, "linear")) return f->lr + (final - f->lr) * x;
+    if (!strcmp(schedule, "cosine")) return final + (f->lr - final) * (1 + cos(M_PI * x)) / 2;
+    if (!strcmp(schedule, "inv_sqrt")) return fmax(final, f->lr * sqrt(fmax(w, 1) / (s + 1)));
+    double y = (x - 0.8) / 0.2; // of wsd
+    return y <= 0 ? f->lr : final + (f->lr - final) * (1 - sqrt(y));
 }
 
 // Before pass i of this rank's n: where its gradients go. Returns whether they are added to others.
@@ -2694,8 +2696,7 @@ static int64_t gpt_weights_hash(const Model *model) { // of this rank's bits; 0 
 // ZeRO-1 (Rajbhandari et al. 2020): a rank updates its shards, and gets the others' weights.
 static void gpt_update(Model *model, const Flags *f, double lr, double norm, uint64_t t) {
     const Layout *y = &model->layout;
-    // torch's clip_grad_norm_
-    double clip = f->grad_clip > 0 ? fmin(1, f->grad_clip / (norm + 1e-6)) : 1;
+    double clip = f->grad_clip > 0 ? fmin(1, f->grad_clip / (norm + 1e-6)) : 1; // as in torch
     AdamW h;
     h.is_random = model->is_random;
     h.has_narrow_moments = model->has_narrow_moments;
@@ -2706,12 +2707,11 @@ static void gpt_update(Model *model, const Flags *f, double lr, double norm, uin
     h.step_size = (real)(lr / (1 - pow(f->beta1, (double)t)));
     h.root_correction = (real)(1 / sqrt(1 - pow(f->beta2, (double)t)));
     for (size_t bucket = 0; bucket < y->num_buckets; bucket++) {
-        size_t start = bucket_start(y, bucket), first, count;
-        size_t moment = state_size(model, 'm');
+        size_t start = bucket_start(y, bucket), moment = state_size(model, 'm'), first, count;
         char *m = state_of(model, 'm', bucket, &first, &count);
         char *v = state_of(model, 'v', bucket, &first, &count);
-        real *master = model->master == NULL ? NULL
-                                             : (real *)state_of(model, 'w', bucket, &first, &count);
+        real *master = NULL;
+        if (model->master != NULL) master = (real *)state_of(model, 'w', bucket, &first, &count);
         for (int i = 0; i < NUM_PARAMS; i++) {
             const ParamInfo *p = &y->params[i];
             size_t lo = max_size(p->offset, first);
@@ -2720,13 +2720,11 @@ static void gpt_update(Model *model, const Flags *f, double lr, double norm, uin
             size_t at = lo - first;
             h.keep = (real)(p->is_matrix ? 1 - lr * f->weight_decay : 1);
             h.draw = hash64((uint64_t)f->seed + hash64(t)) + start + lo;
-            adamw_update(model->weights + start + lo, master ? master + at : NULL,
-                         m + at * moment, v + at * moment,
-                         model->grads + start + lo, hi - lo, h);
+            adamw_update(model->weights + start + lo, master ? master + at : NULL, m + at * moment,
+                         v + at * moment, model->grads + start + lo, hi - lo, h);
         }
         if (model->zero)
-            comm_all_gather_start(model->weights + start, y->bucket_count[bucket_scope(y, bucket)],
-                                  sizeof(floatX));
+            comm_all_gather_start(model->weights + start, bucket_count(y, bucket), sizeof(floatX));
     }
     comm_wait();
 }
@@ -2763,6 +2761,10 @@ typedef struct {
     uint32_t crc;             // of the whole stream as it is in the files
 } Data;
 
+static int ends_with(const char *s, const char *end) {
+    size_t length = strlen(s), count = strlen(end);
+    return length > count && !strcmp(s + length - count, end);
+}
 static int is_shard_magic(uint32_t magic) {
     return magic == SHARD_MAGIC_16 || magic == SHARD_MAGIC_32 ||
            magic == __builtin_bswap32(SHARD_MAGIC_16) || magic == __builtin_bswap32(SHARD_MAGIC_32);
@@ -2782,7 +2784,7 @@ static Shard shard_open(const char *path) {
     check(header[1] == version, EXIT_INPUT, "%s: version %d, this program reads %d", path,
           header[1], version);
     check(header[2] > 0, EXIT_INPUT, "%s: token count %d in the header, must be > 0", path,
-        header[2]);
+          header[2]);
     Shard s = { text_of("%s", path), 0, (uint64_t)header[2], magic == SHARD_MAGIC_16 ? 2u : 4u,
                 file.bytes, file.stat.st_mtime };
     uint64_t wanted = SHARD_HEADER_BYTES + s.count * s.token_bytes;
@@ -2806,12 +2808,12 @@ static void data_read(const Data *d, uint64_t at, size_t count, int32_t *out) {
     for (size_t done = 0; done < count; lo++) {
         const Shard *s = &d->shards[lo];
         uint64_t inside = at + done - s->start;
-        size_t n = (size_t)(s->count - inside < count - done ? s->count - inside : count - done);
+        size_t n = min_size(s->count - inside, count - done);
         InFile file = in_open(s->path);
         check(file.bytes == s->file_bytes && file.stat.st_mtime == s->file_seconds, EXIT_INPUT,
               "%s: changed since the start of the run", s->path);
         in_read(&file, SHARD_HEADER_BYTES + inside * s->token_bytes, out + done,
-            n * s->token_bytes);
+                n * s->token_bytes);
         in_close(&file);
         if (s->token_bytes == 2) for (size_t i = n; i-- > 0; ) { // widen in place, from the end
             uint16_t token;
@@ -2828,14 +2830,14 @@ static void data_check_tokens(Data *d, size_t V, const char *tokenizer) {
     for (size_t k = 0; k < d->num_shards; k++) {
         Shard *s = &d->shards[k];
         for (uint64_t at = 0; at < s->count; at += CHUNK) {
-            size_t n = (size_t)(s->count - at < CHUNK ? s->count - at : CHUNK);
+            size_t n = min_size(s->count - at, CHUNK);
             data_read(d, s->start + at, n, tokens);
             d->crc = crc32c(d->crc, tokens, n * sizeof(int32_t));
             for (size_t i = 0; i < n; i++)
-                check(tokens[i] >= 0 && (size_t)tokens[i] < V, EXIT_INPUT,
-                      "%s: token %" PRIu64 " is %u, the model has vocab_size %zu (tokenizer %s): "
-                "choose the --tokenizer or --vocab_size the shard was made with", s->path, at + i,
-                (unsigned)tokens[i], V, tokenizer);
+                check(tokens[i] >= 0 && (size_t)tokens[i] < V, EXIT_INPUT, "%s: token %" PRIu64
+                      " is %u, the model has vocab_size %zu (tokenizer %s): choose the --tokenizer "
+                      "or --vocab_size the shard was made with", s->path, at + i,
+                      (unsigned)tokens[i], V, tokenizer);
         }
     }
     free(tokens);
@@ -2855,8 +2857,7 @@ static void data_open_text(Data *d, const char *path, const Tokenizer *tokenizer
     check(bytes > 0, EXIT_INPUT, "%s: empty", path);
     if (rank == 0 && (memchr(text, 0, bytes) || !strncmp(text, "%PDF", 4)))
         warn("%s: does not look like plain text (UTF-8); it is taken as it is", path);
-    size_t length = strlen(path);
-    if (rank == 0 && length > 6 && !strcmp(path + length - 6, ".jsonl"))
+    if (rank == 0 && ends_with(path, ".jsonl"))
         warn("%s: taken as plain text; data/tokenize makes shards of the documents in it", path);
     d->crc = crc32c(0, text, bytes);
     d->memory = (uint32_t *)host_alloc(bytes * sizeof(uint32_t));
@@ -2874,13 +2875,13 @@ static Data data_open(const char *source, const Tokenizer *tokenizer, const char
     check(is_literal || glob(source, 0, NULL, &found) == 0, EXIT_INPUT, "%s: no such file, and as "
           "a pattern it matches nothing", source);
     char **paths = is_literal ? literal : found.gl_pathv;
-    size_t count = is_literal ? 1 : found.gl_pathc, length = strlen(paths[0]);
+    size_t count = is_literal ? 1 : found.gl_pathc;
     InFile file = in_open(paths[0]);
     uint32_t magic = 0;
     if (file.bytes >= 4) in_read(&file, 0, &magic, 4);
     in_close(&file);
-    int is_bin = length > 4 && !strcmp(paths[0] + length - 4, ".bin");
-    if (is_shard_magic(magic) || count > 1 || is_bin) data_open_shards(&d, paths, count);
+    int is_shards = is_shard_magic(magic) || ends_with(paths[0], ".bin") || count > 1;
+    if (is_shards) data_open_shards(&d, paths, count);
     else data_open_text(&d, paths[0], tokenizer);
     data_check_tokens(&d, V, name);
     if (!is_literal) globfree(&found);
@@ -3333,39 +3334,47 @@ static char *tok_file_in(const char *folder, int from) {
     }
     return NULL;
 }
+static char *tok_gpt2_file(void) {
+    const char *env = getenv("GPT_DATA");
+    char *data = text_of("%s/tokenizer", env ? env : "."), *path = NULL;
+    const char *folders[] = { "data", data, "../shared/data/tokenizer" };
+    for (int i = 0; i < 3 && path == NULL; i++) path = tok_file_in(folders[i], 2);
+    check(path != NULL, EXIT_INPUT, "gpt2: no vocab.bpe, gpt2.tiktoken or merges.txt in data/ or "
+          "$GPT_DATA/tokenizer/: data/get.sh gpt2 gets it");
+    free(data);
+    return path;
+}
+static Tokenizer tok_of_bytes(void) {
+    Tokenizer t = tok_new(257);
+    for (uint32_t id = 0; id < 256; id++) {
+        char byte = (char)id;
+        tok_add(&t, id, &byte, 1);
+    }
+    tok_add(&t, 256, TOK_END, strlen(TOK_END));
+    t.name = text_of("bytes");
+    return t;
+}
 // spec: "bytes", "gpt2", a file, or a folder with one.
 static Tokenizer tok_load(const char *spec) {
-    int is_gpt2 = !strcmp(spec, "gpt2"), wants_more = strcmp(spec, "bytes") != 0;
-    const char *env = getenv("GPT_DATA");
-    char *path = NULL, *data = text_of("%s/tokenizer", env ? env : ".");
-    const char *folders[] = { is_gpt2 ? "data" : spec, data, "../shared/data/tokenizer" };
-    for (int f = 0; f < (is_gpt2 ? 3 : 1) && path == NULL; f++)
-        path = tok_file_in(folders[f], is_gpt2 ? 2 : 0);
-    check(path != NULL || !is_gpt2, EXIT_INPUT, "gpt2: no vocab.bpe, gpt2.tiktoken or merges.txt "
-          "in data/ or $GPT_DATA/tokenizer/: data/get.sh gpt2 gets it");
+    if (!strcmp(spec, "bytes")) return tok_of_bytes();
     struct stat st;
-    check(path != NULL || stat(spec, &st) != 0 || !S_ISDIR(st.st_mode), EXIT_INPUT, "%s: a folder "
-          "without a tokenizer.json, vocab.json, vocab.bpe or merges.txt", spec);
-    if (path == NULL) path = text_of("%s", spec);
-    Tokenizer t;
-    memset(&t, 0, sizeof t);
-    if (!wants_more) t = tok_new(257);
-    for (int b = 0; b < 257 && !wants_more; b++) {
-        char byte = (char)b;
-        tok_add(&t, (uint64_t)b, b < 256 ? &byte : TOK_END, b < 256 ? 1 : strlen(TOK_END));
-    }
-    while (wants_more) {
+    int is_gpt2 = !strcmp(spec, "gpt2"), lacks_merges = 1;
+    int is_folder = stat(spec, &st) == 0 && S_ISDIR(st.st_mode);
+    char *path = is_gpt2 ? tok_gpt2_file() : is_folder ? tok_file_in(spec, 0) : text_of("%s", spec);
+    check(path != NULL, EXIT_INPUT, "%s: a folder without a tokenizer.json, vocab.json, vocab.bpe "
+          "or merges.txt", spec);
+    Tokenizer t = {};
+    while (lacks_merges) {
         size_t bytes;
         char *text = in_read_all(path, TOK_MAX_FILE, &bytes);
-        wants_more = tok_parse(&t, path, text, bytes);
-        free(text);
-        text = path_beside(path, "merges.txt");
-        free(path);
-        path = text;
+        lacks_merges = tok_parse(&t, path, text, bytes);
+        char *beside = path_beside(path, "merges.txt");
+        free(text), free(path);
+        path = beside;
     }
     check(!is_gpt2 || t.vocab_size == 50257, EXIT_INPUT, "%s: %u tokens, wanted GPT-2's 50257",
           t.name, t.vocab_size);
-    free(path), free(data), free(t.name);
+    free(path), free(t.name);
     t.name = text_of("%s", spec);
     return t;
 }
@@ -3454,8 +3463,8 @@ static void print_bytes(FILE *file, const char *bytes, size_t count) {
 }
 
 // Tokens at positions first .. first+n-1 of one sequence whose earlier keys and values are in the
-// cache: runs the layers on these n rows alone. Returns the last row's logits (V values).
-static real *gpt_extend(Model *model, const int32_t *tokens, size_t n, size_t first, real *logits) {
+// cache: runs the layers on these n rows alone. logits (V) are the last row's.
+static void gpt_extend(Model *model, const int32_t *tokens, size_t n, size_t first, real *logits) {
     size_t C = model->config.C, rows = 0;
     Acts a = acts_at(model, 0);
     for (size_t done = 0; done < n; done += rows) { // as many as the activations have room for
@@ -3466,7 +3475,6 @@ static real *gpt_extend(Model *model, const int32_t *tokens, size_t n, size_t fi
     matmul_forward(a.logits, NULL, a.lnf + (rows - 1) * C, params_at(model, 0).wte, NULL, NULL, 1,
                    C, model->config.Vp);
     values_to_host(logits, a.logits, model->config.V);
-    return logits;
 }
 
 typedef struct { real logit; int32_t id; } Candidate;
@@ -4824,9 +4832,7 @@ static void out_claim(Run *run) {
     check(is_ours, EXIT_IO, "--out %s: cannot lock %s: %s", out, lock, strerror(errno));
     DIR *dir = opendir(out);
     for (struct dirent *e; dir != NULL && (e = readdir(dir)) != NULL; ) {
-        size_t length = strlen(e->d_name);
-        if (strncmp(e->d_name, "step_", 5) || length < 4 || strcmp(e->d_name + length - 4, ".tmp"))
-            continue;
+        if (strncmp(e->d_name, "step_", 5) || !ends_with(e->d_name, ".tmp")) continue;
         char *left = text_of("%s/%s", out, e->d_name); // a run was killed while it saved
         remove_folder(left);
         free(left);
@@ -5039,8 +5045,8 @@ static int run_choose_model(Run *run, int is_training, Ckpt *ckpt, St *init) {
         *c = ckpt->config;
     } else if (*f->init) {
         source = init_file(f->init, c);
-        const char *end = strrchr(source, '.');
-        (end && !strcmp(end, ".json") ? st_open_index : st_open)(init, source);
+        if (ends_with(source, ".json")) st_open_index(init, source);
+        else st_open(init, source);
         size_t wanted = f->eval ? SIZE_MAX : (size_t)f->seq_len; // all positions, as published
         if (!f->given[F_seq_len]) f->seq_len = (int64_t)min_size(wanted, c->maxT);
     }

@@ -3353,26 +3353,27 @@ static void comm_abort(int code) { // ends all ranks; returns only where there a
 // A single process does without MPI_Init: it starts faster, and needs no launcher.
 static void comm_init(void) {
     const char *name;
-    int launched = comm_launched(&name), cores = omp_get_max_threads();
+    int launched = comm_launched(&name);
     if (launched == 1) return;
     net_init(&rank, &ranks, &node_ranks);
     atexit(net_finish);
     check(ranks == launched, EXIT_USAGE, "started as one of several processes (%s=%d), but this "
           "build %s: build with `make MPI=1`, start with the mpirun of that MPI", name, launched,
           ranks > 1 ? "counts others" : "has no communication with them");
-    int share = (int)(sysconf(_SC_NPROCESSORS_ONLN) / node_ranks);
-    if (getenv("OMP_NUM_THREADS") == NULL && share < cores)
-        omp_set_num_threads(share > 1 ? share : 1);
+    size_t share = (size_t)sysconf(_SC_NPROCESSORS_ONLN) / (size_t)node_ranks; // of the processors
+    if (getenv("OMP_NUM_THREADS") == NULL && share < (size_t)omp_get_max_threads())
+        omp_set_num_threads((int)max_size(share, 1));
 }
 static void comm_post(void *x, size_t bytes, int peer, int is_send) {
     for (size_t at = 0; at < bytes; at += MESSAGE_BYTES)
         net_post((char *)x + at, (int)min_size(MESSAGE_BYTES, bytes - at), peer, is_send);
     if (is_send) comm_sent_bytes += bytes;
 }
-static void comm_wait(void) { // what follows, comes after what was started
+static void comm_wait(void) { // all that was started is done before what follows
     if (ranks > 1) net_wait();
 }
-// x[i] = the sum of all ranks' x[i], where at most one of them is not 0: exact in any order.
+// x[i] = the sum of all ranks' x[i]. They are whole numbers, or all but one are 0: no order of the
+// additions can change the result.
 static void comm_sum(double *x, size_t count) {
     for (size_t at = 0; ranks > 1 && at < count; at += 1 << 20)
         net_sum(x + at, (int)min_size(1 << 20, count - at));
@@ -3412,11 +3413,14 @@ static void comm_gather(real *x, const void *dev, size_t count, size_t size, rea
 // own; log2(ranks) rounds of halving would send as much in fewer messages, but in the other order.
 static struct { real *x, *inbox; size_t count; } comm_pending;
 
+static real *inbox_slot(real *inbox, int from, size_t own) { // none is for this rank itself
+    return inbox + (size_t)(from < rank ? from : from - 1) * own;
+}
 static void comm_reduce_scatter_wait(void) {
     if (comm_pending.x == NULL) return;
     size_t own = shard_count(comm_pending.count, rank);
     real *x = comm_pending.x + shard_start(comm_pending.count, rank), *inbox = comm_pending.inbox;
-#define SHARD_FROM(r) ((r) == rank ? x : inbox + (size_t)((r) < rank ? (r) : (r) - 1) * own)
+#define SHARD_FROM(r) ((r) == rank ? x : inbox_slot(inbox, r, own))
     dev_side_begin();
     comm_wait();
     for (int step = 1; step < ranks; step *= 2)
@@ -3433,8 +3437,7 @@ static void comm_reduce_scatter_start(real *x, size_t count, real *inbox) {
     net_begin();
     for (int d = 1; d < ranks; d++) {
         int from = (rank + ranks - d) % ranks, to = (rank + d) % ranks;
-        real *slot = inbox + (size_t)(from < rank ? from : from - 1) * own;
-        comm_post(slot, own * sizeof(real), from, 0);
+        comm_post(inbox_slot(inbox, from, own), own * sizeof(real), from, 0);
         comm_post(x + shard_start(count, to), shard_count(count, to) * sizeof(real), to, 1);
     }
     net_end();
@@ -3456,7 +3459,7 @@ static uint64_t watchdog_look(Watched *all, uint64_t beat) { // returns all mark
     uint64_t marks = 0;
     snprintf(own.done, sizeof own.done, "%s", progress.done);
     ssize_t written = pwrite(watch.fd, &own, sizeof own, (off_t)((size_t)rank * sizeof own));
-    if (written != sizeof own) return beat; // unknown
+    if (written != sizeof own) return beat; // nothing is known: as if marks were made
     for (int r = 0; r < ranks; r++) {
         Record now = all[r].now;
         ssize_t got = pread(watch.fd, &now, sizeof now, (off_t)((size_t)r * sizeof now));
@@ -3489,10 +3492,10 @@ static void watchdog_end(const Watched *all) {
 static void *watchdog(void *unused) {
     Watched *all = (Watched *)host_alloc((size_t)ranks * sizeof(Watched));
     double idle_s = 0;
-    uint64_t marks = 0, before;
+    uint64_t marks = 0;
     for (uint64_t beat = 1; idle_s < watch.timeout_s; beat++) {
         usleep((useconds_t)(1e6 * watch.period_s));
-        before = marks;
+        uint64_t before = marks;
         marks = watchdog_look(all, beat);
         idle_s = marks == before ? idle_s + watch.period_s : 0;
     }
@@ -3500,10 +3503,10 @@ static void *watchdog(void *unused) {
     return unused;
 }
 static void watchdog_start(const char *out, int64_t timeout_s) {
+    if (ranks == 1 || timeout_s == 0) return;
     char *path = text_of("%s/progress", out);
     pthread_t thread;
     sigset_t all, before;
-    if (ranks == 1 || timeout_s == 0) return;
     watch.timeout_s = (double)timeout_s;
     watch.period_s = fmin(5, watch.timeout_s / 10);
     watch.fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
@@ -3529,13 +3532,13 @@ static double lr_at(const Flags *f, uint64_t step) {
     if (s < w) return f->lr * (s + 1) / w;
     double length = (double)f->steps - w, x = length > 0 ? (s - w) / length : 1;
     if (x > 1) x = 1;
-    switch (f->lr_schedule[0]) {
-    case 'l': return f->lr + (final - f->lr) * x;
-    case 'w': return x <= 0.8 ? f->lr : final + (f->lr - final) * (1 - sqrt((x - 0.8) / 0.2));
-    case 'i': return fmax(final, f->lr * sqrt(fmax(w, 1) / (s + 1)));
-    }
-    if (!strcmp(f->lr_schedule, "constant")) return f->lr;
-    return final + (f->lr - final) * (1 + cos(M_PI * x)) / 2;
+    const char *schedule = f->lr_schedule;
+    if (!strcmp(schedule, "constant")) return f->lr;
+    if (!strcmp(schedule, "linear")) return f->lr + (final - f->lr) * x;
+    if (!strcmp(schedule, "cosine")) return final + (f->lr - final) * (1 + cos(M_PI * x)) / 2;
+    if (!strcmp(schedule, "inv_sqrt")) return fmax(final, f->lr * sqrt(fmax(w, 1) / (s + 1)));
+    double y = (x - 0.8) / 0.2; // of wsd
+    return y <= 0 ? f->lr : final + (f->lr - final) * (1 - sqrt(y));
 }
 
 // Before pass i of this rank's n: where its gradients go. Returns whether they are added to others.
@@ -3614,8 +3617,7 @@ static int64_t gpt_weights_hash(const Model *model) { // of this rank's bits; 0 
 // ZeRO-1 (Rajbhandari et al. 2020): a rank updates its shards, and gets the others' weights.
 static void gpt_update(Model *model, const Flags *f, double lr, double norm, uint64_t t) {
     const Layout *y = &model->layout;
-    // torch's clip_grad_norm_
-    double clip = f->grad_clip > 0 ? fmin(1, f->grad_clip / (norm + 1e-6)) : 1;
+    double clip = f->grad_clip > 0 ? fmin(1, f->grad_clip / (norm + 1e-6)) : 1; // as in torch
     AdamW h;
     h.is_random = model->is_random;
     h.has_narrow_moments = model->has_narrow_moments;
@@ -3626,12 +3628,11 @@ static void gpt_update(Model *model, const Flags *f, double lr, double norm, uin
     h.step_size = (real)(lr / (1 - pow(f->beta1, (double)t)));
     h.root_correction = (real)(1 / sqrt(1 - pow(f->beta2, (double)t)));
     for (size_t bucket = 0; bucket < y->num_buckets; bucket++) {
-        size_t start = bucket_start(y, bucket), first, count;
-        size_t moment = state_size(model, 'm');
+        size_t start = bucket_start(y, bucket), moment = state_size(model, 'm'), first, count;
         char *m = state_of(model, 'm', bucket, &first, &count);
         char *v = state_of(model, 'v', bucket, &first, &count);
-        real *master = model->master == NULL ? NULL
-                                             : (real *)state_of(model, 'w', bucket, &first, &count);
+        real *master = NULL;
+        if (model->master != NULL) master = (real *)state_of(model, 'w', bucket, &first, &count);
         for (int i = 0; i < NUM_PARAMS; i++) {
             const ParamInfo *p = &y->params[i];
             size_t lo = max_size(p->offset, first);
@@ -3640,13 +3641,11 @@ static void gpt_update(Model *model, const Flags *f, double lr, double norm, uin
             size_t at = lo - first;
             h.keep = (real)(p->is_matrix ? 1 - lr * f->weight_decay : 1);
             h.draw = hash64((uint64_t)f->seed + hash64(t)) + start + lo;
-            adamw_update(model->weights + start + lo, master ? master + at : NULL,
-                         m + at * moment, v + at * moment,
-                         model->grads + start + lo, hi - lo, h);
+            adamw_update(model->weights + start + lo, master ? master + at : NULL, m + at * moment,
+                         v + at * moment, model->grads + start + lo, hi - lo, h);
         }
         if (model->zero)
-            comm_all_gather_start(model->weights + start, y->bucket_count[bucket_scope(y, bucket)],
-                                  sizeof(floatX));
+            comm_all_gather_start(model->weights + start, bucket_count(y, bucket), sizeof(floatX));
     }
     comm_wait();
 }
@@ -3683,6 +3682,10 @@ typedef struct {
     uint32_t crc;             // of the whole stream as it is in the files
 } Data;
 
+static int ends_with(const char *s, const char *end) {
+    size_t length = strlen(s), count = strlen(end);
+    return length > count && !strcmp(s + length - count, end);
+}
 static int is_shard_magic(uint32_t magic) {
     return magic == SHARD_MAGIC_16 || magic == SHARD_MAGIC_32 ||
            magic == __builtin_bswap32(SHARD_MAGIC_16) || magic == __builtin_bswap32(SHARD_MAGIC_32);
@@ -3702,7 +3705,7 @@ static Shard shard_open(const char *path) {
     check(header[1] == version, EXIT_INPUT, "%s: version %d, this program reads %d", path,
           header[1], version);
     check(header[2] > 0, EXIT_INPUT, "%s: token count %d in the header, must be > 0", path,
-        header[2]);
+          header[2]);
     Shard s = { text_of("%s", path), 0, (uint64_t)header[2], magic == SHARD_MAGIC_16 ? 2u : 4u,
                 file.bytes, file.stat.st_mtime };
     uint64_t wanted = SHARD_HEADER_BYTES + s.count * s.token_bytes;
@@ -3726,12 +3729,12 @@ static void data_read(const Data *d, uint64_t at, size_t count, int32_t *out) {
     for (size_t done = 0; done < count; lo++) {
         const Shard *s = &d->shards[lo];
         uint64_t inside = at + done - s->start;
-        size_t n = (size_t)(s->count - inside < count - done ? s->count - inside : count - done);
+        size_t n = min_size(s->count - inside, count - done);
         InFile file = in_open(s->path);
         check(file.bytes == s->file_bytes && file.stat.st_mtime == s->file_seconds, EXIT_INPUT,
               "%s: changed since the start of the run", s->path);
         in_read(&file, SHARD_HEADER_BYTES + inside * s->token_bytes, out + done,
-            n * s->token_bytes);
+                n * s->token_bytes);
         in_close(&file);
         if (s->token_bytes == 2) for (size_t i = n; i-- > 0; ) { // widen in place, from the end
             uint16_t token;
@@ -3748,14 +3751,14 @@ static void data_check_tokens(Data *d, size_t V, const char *tokenizer) {
     for (size_t k = 0; k < d->num_shards; k++) {
         Shard *s = &d->shards[k];
         for (uint64_t at = 0; at < s->count; at += CHUNK) {
-            size_t n = (size_t)(s->count - at < CHUNK ? s->count - at : CHUNK);
+            size_t n = min_size(s->count - at, CHUNK);
             data_read(d, s->start + at, n, tokens);
             d->crc = crc32c(d->crc, tokens, n * sizeof(int32_t));
             for (size_t i = 0; i < n; i++)
-                check(tokens[i] >= 0 && (size_t)tokens[i] < V, EXIT_INPUT,
-                      "%s: token %" PRIu64 " is %u, the model has vocab_size %zu (tokenizer %s): "
-                "choose the --tokenizer or --vocab_size the shard was made with", s->path, at + i,
-                (unsigned)tokens[i], V, tokenizer);
+                check(tokens[i] >= 0 && (size_t)tokens[i] < V, EXIT_INPUT, "%s: token %" PRIu64
+                      " is %u, the model has vocab_size %zu (tokenizer %s): choose the --tokenizer "
+                      "or --vocab_size the shard was made with", s->path, at + i,
+                      (unsigned)tokens[i], V, tokenizer);
         }
     }
     free(tokens);
@@ -3775,8 +3778,7 @@ static void data_open_text(Data *d, const char *path, const Tokenizer *tokenizer
     check(bytes > 0, EXIT_INPUT, "%s: empty", path);
     if (rank == 0 && (memchr(text, 0, bytes) || !strncmp(text, "%PDF", 4)))
         warn("%s: does not look like plain text (UTF-8); it is taken as it is", path);
-    size_t length = strlen(path);
-    if (rank == 0 && length > 6 && !strcmp(path + length - 6, ".jsonl"))
+    if (rank == 0 && ends_with(path, ".jsonl"))
         warn("%s: taken as plain text; data/tokenize makes shards of the documents in it", path);
     d->crc = crc32c(0, text, bytes);
     d->memory = (uint32_t *)host_alloc(bytes * sizeof(uint32_t));
@@ -3785,24 +3787,22 @@ static void data_open_text(Data *d, const char *path, const Tokenizer *tokenizer
 }
 // source: a text file, a token shard, or a pattern of token shards.
 static Data data_open(const char *source, const Tokenizer *tokenizer, const char *name, size_t V) {
-    Data d;
-    memset(&d, 0, sizeof d);
+    Data d = {};
     d.source = source;
-    glob_t found;
-    memset(&found, 0, sizeof found);
+    glob_t found = {};
     struct stat st;
     int is_literal = stat(source, &st) == 0; // a name that exists is not a pattern, [1] or not
     char *literal[1] = { (char *)source };
     check(is_literal || glob(source, 0, NULL, &found) == 0, EXIT_INPUT, "%s: no such file, and as "
           "a pattern it matches nothing", source);
     char **paths = is_literal ? literal : found.gl_pathv;
-    size_t count = is_literal ? 1 : found.gl_pathc, length = strlen(paths[0]);
+    size_t count = is_literal ? 1 : found.gl_pathc;
     InFile file = in_open(paths[0]);
     uint32_t magic = 0;
     if (file.bytes >= 4) in_read(&file, 0, &magic, 4);
     in_close(&file);
-    int is_bin = length > 4 && !strcmp(paths[0] + length - 4, ".bin");
-    if (is_shard_magic(magic) || count > 1 || is_bin) data_open_shards(&d, paths, count);
+    int is_shards = is_shard_magic(magic) || ends_with(paths[0], ".bin") || count > 1;
+    if (is_shards) data_open_shards(&d, paths, count);
     else data_open_text(&d, paths[0], tokenizer);
     data_check_tokens(&d, V, name);
     if (!is_literal) globfree(&found);
@@ -4255,39 +4255,47 @@ static char *tok_file_in(const char *folder, int from) {
     }
     return NULL;
 }
+static char *tok_gpt2_file(void) {
+    const char *env = getenv("GPT_DATA");
+    char *data = text_of("%s/tokenizer", env ? env : "."), *path = NULL;
+    const char *folders[] = { "data", data, "../shared/data/tokenizer" };
+    for (int i = 0; i < 3 && path == NULL; i++) path = tok_file_in(folders[i], 2);
+    check(path != NULL, EXIT_INPUT, "gpt2: no vocab.bpe, gpt2.tiktoken or merges.txt in data/ or "
+          "$GPT_DATA/tokenizer/: data/get.sh gpt2 gets it");
+    free(data);
+    return path;
+}
+static Tokenizer tok_of_bytes(void) {
+    Tokenizer t = tok_new(257);
+    for (uint32_t id = 0; id < 256; id++) {
+        char byte = (char)id;
+        tok_add(&t, id, &byte, 1);
+    }
+    tok_add(&t, 256, TOK_END, strlen(TOK_END));
+    t.name = text_of("bytes");
+    return t;
+}
 // spec: "bytes", "gpt2", a file, or a folder with one.
 static Tokenizer tok_load(const char *spec) {
-    int is_gpt2 = !strcmp(spec, "gpt2"), wants_more = strcmp(spec, "bytes") != 0;
-    const char *env = getenv("GPT_DATA");
-    char *path = NULL, *data = text_of("%s/tokenizer", env ? env : ".");
-    const char *folders[] = { is_gpt2 ? "data" : spec, data, "../shared/data/tokenizer" };
-    for (int f = 0; f < (is_gpt2 ? 3 : 1) && path == NULL; f++)
-        path = tok_file_in(folders[f], is_gpt2 ? 2 : 0);
-    check(path != NULL || !is_gpt2, EXIT_INPUT, "gpt2: no vocab.bpe, gpt2.tiktoken or merges.txt "
-          "in data/ or $GPT_DATA/tokenizer/: data/get.sh gpt2 gets it");
+    if (!strcmp(spec, "bytes")) return tok_of_bytes();
     struct stat st;
-    check(path != NULL || stat(spec, &st) != 0 || !S_ISDIR(st.st_mode), EXIT_INPUT, "%s: a folder "
-          "without a tokenizer.json, vocab.json, vocab.bpe or merges.txt", spec);
-    if (path == NULL) path = text_of("%s", spec);
-    Tokenizer t;
-    memset(&t, 0, sizeof t);
-    if (!wants_more) t = tok_new(257);
-    for (int b = 0; b < 257 && !wants_more; b++) {
-        char byte = (char)b;
-        tok_add(&t, (uint64_t)b, b < 256 ? &byte : TOK_END, b < 256 ? 1 : strlen(TOK_END));
-    }
-    while (wants_more) {
+    int is_gpt2 = !strcmp(spec, "gpt2"), lacks_merges = 1;
+    int is_folder = stat(spec, &st) == 0 && S_ISDIR(st.st_mode);
+    char *path = is_gpt2 ? tok_gpt2_file() : is_folder ? tok_file_in(spec, 0) : text_of("%s", spec);
+    check(path != NULL, EXIT_INPUT, "%s: a folder without a tokenizer.json, vocab.json, vocab.bpe "
+          "or merges.txt", spec);
+    Tokenizer t = {};
+    while (lacks_merges) {
         size_t bytes;
         char *text = in_read_all(path, TOK_MAX_FILE, &bytes);
-        wants_more = tok_parse(&t, path, text, bytes);
-        free(text);
-        text = path_beside(path, "merges.txt");
-        free(path);
-        path = text;
+        lacks_merges = tok_parse(&t, path, text, bytes);
+        char *beside = path_beside(path, "merges.txt");
+        free(text), free(path);
+        path = beside;
     }
     check(!is_gpt2 || t.vocab_size == 50257, EXIT_INPUT, "%s: %u tokens, wanted GPT-2's 50257",
           t.name, t.vocab_size);
-    free(path), free(data), free(t.name);
+    free(path), free(t.name);
     t.name = text_of("%s", spec);
     return t;
 }
@@ -4376,8 +4384,8 @@ static void print_bytes(FILE *file, const char *bytes, size_t count) {
 }
 
 // Tokens at positions first .. first+n-1 of one sequence whose earlier keys and values are in the
-// cache: runs the layers on these n rows alone. Returns the last row's logits (V values).
-static real *gpt_extend(Model *model, const int32_t *tokens, size_t n, size_t first, real *logits) {
+// cache: runs the layers on these n rows alone. logits (V) are the last row's.
+static void gpt_extend(Model *model, const int32_t *tokens, size_t n, size_t first, real *logits) {
     size_t C = model->config.C, rows = 0;
     Acts a = acts_at(model, 0);
     for (size_t done = 0; done < n; done += rows) { // as many as the activations have room for
@@ -4388,7 +4396,6 @@ static real *gpt_extend(Model *model, const int32_t *tokens, size_t n, size_t fi
     matmul_forward(a.logits, NULL, a.lnf + (rows - 1) * C, params_at(model, 0).wte, NULL, NULL, 1,
                    C, model->config.Vp);
     values_to_host(logits, a.logits, model->config.V);
-    return logits;
 }
 
 typedef struct { real logit; int32_t id; } Candidate;
@@ -4711,7 +4718,7 @@ static void param_name(char *out, size_t room, char group, const ParamInfo *p, s
                   bucket - 1, layer + 3);
 }
 static Text st_header(const SaveItem *items, size_t count, const Layout *y, const char *meta) {
-    Text t = { NULL, 0, 0 };
+    Text t = {};
     uint64_t offset = 0;
     text_add(&t, "{\"__metadata__\":{\"format\":\"pt\",\"version\":\"%d\","
              "\"header_crc32c\":\"00000000\"%s", CKPT_VERSION, meta);
@@ -4806,7 +4813,7 @@ static void remove_folder(const char *path) { // of files only; what cannot be r
     if (rmdir(path) != 0 && errno != ENOENT) warn("cannot remove %s: %s", path, strerror(errno));
 }
 static Text config_json(const Config *c, const Tokenizer *tokenizer) {
-    Text t = { NULL, 0, 0 };
+    Text t = {};
     text_add(&t, "{\n  \"architectures\": [\"GPT2LMHeadModel\"],\n  \"model_type\": \"gpt2\",\n"
              "  \"activation_function\": \"gelu_new\",\n  \"layer_norm_epsilon\": 1e-05,\n"
              "  \"n_layer\": %zu,\n  \"n_head\": %zu,\n  \"n_embd\": %zu,\n  \"n_positions\": "
@@ -4934,8 +4941,7 @@ static Config config_read(const char *path) {
         { "add_cross_attention", "false" } };
     size_t bytes, inner = 0;
     char *text = in_read_all(path, 1 << 20, &bytes), key[128], value[128];
-    Config c;
-    memset(&c, 0, sizeof c);
+    Config c = {};
     Json j = json_open(path, text, bytes);
     for (json_enter(&j, '{'); json_more(&j, '}'); ) {
         json_key(&j, key, sizeof key);
@@ -5128,7 +5134,7 @@ static void print_plan(const Model *planned, const Flags *f) {
     double tokens = (double)step_tokens * (double)f->steps;
     double flops = 3 * flops_per_token(c, model.T);
     double parameters = (double)model.layout.num_parameters, peak = dev_peak_flops() * ranks;
-    Text t = { NULL, 0, 0 };
+    Text t = {};
     text_add(&t, "{\"parameters\":%zu,\"flops_per_token\":%.17g,\"tokens\":%.17g,\"flops\":%.17g,"
              "\"peak_flops\":%.6g,\"bytes\":%zu,\"buffers\":{", model.layout.num_parameters, flops,
              tokens, flops * tokens, peak, total_bytes);
@@ -5256,8 +5262,7 @@ static int stop_agreed(void) { // has a signal asked any rank to stop? All ranks
     return (int)is_asked;
 }
 static void signals_install(int is_ready) { // while a run is being set up, the first ^C ends it
-    struct sigaction action;
-    memset(&action, 0, sizeof action);
+    struct sigaction action = {};
     action.sa_handler = on_signal;
     action.sa_flags = SA_RESTART;
     sigaction(SIGUSR1, &action, NULL);
@@ -5318,7 +5323,8 @@ static Evaluation evaluate(Run *run, Data *d, uint64_t max_samples) {
 static double hellaswag(Run *run, int only_check) {
     enum { MAGIC = 20240522, FIXED = 6 };
     const char *path = run->flags.hellaswag;
-    size_t bytes, right = 0, T = run->model.T, V = run->model.config.V;
+    size_t bytes, T = run->model.T, V = run->model.config.V;
+    double right = 0;
     char *text = in_read_all(path, (size_t)1 << 30, &bytes);
     int32_t header[3] = { 0, 0, 0 }, *tokens = run->batch, *targets = run->batch + T;
     if (bytes >= 1024) memcpy(header, text, sizeof header);
@@ -5362,14 +5368,9 @@ static double hellaswag(Run *run, int only_check) {
         right += chosen == e[3];
         progress_mark("a HellaSwag example");
     }
-    if (only_check) { free(text); return 0; }
-    double *counts = (double *)host_alloc((size_t)ranks * sizeof(double)), sum = 0;
-    counts[rank] = (double)right;
-    comm_sum(counts, (size_t)ranks);
-    for (int r = 0; r < ranks; r++) sum += counts[r];
-    free(counts);
     free(text);
-    return sum / header[2];
+    if (!only_check) comm_sum(&right, 1);
+    return right / header[2];
 }
 
 // --- 15.2 one step ---
@@ -5515,14 +5516,17 @@ static void train_step(Run *run) {
 }
 
 // --- 15.3 what a run tells ---
-static void print_line(Run *run, const char *text, int is_progress) {
+// A terminal has one line of progress, which the next replaces; a file gets one every 10 seconds.
+static void print_line(Run *run, char *line, int is_progress) { // frees the line
     int is_terminal = isatty(STDERR_FILENO);
-    if (rank > 0) return;
-    if (is_progress && !is_terminal && now_ms() - run->last_print_ms < 10000 && run->state.step > 1)
-        return;
-    run->last_print_ms = now_ms();
-    fprintf(stderr, "%s%s%s", is_terminal ? "\r\x1b[K" : "", text,
-            is_progress && is_terminal ? "" : "\n");
+    int is_soon = run->state.step > 1 && now_ms() - run->last_print_ms < 10000;
+    int is_left_out = is_progress && is_soon && !is_terminal;
+    if (rank == 0 && !is_left_out) {
+        run->last_print_ms = now_ms();
+        fprintf(stderr, "%s%s%s", is_terminal ? "\r\x1b[K" : "", line,
+                is_progress && is_terminal ? "" : "\n");
+    }
+    free(line);
 }
 static void report_step(Run *run, double ms) {
     const Flags *f = &run->flags;
@@ -5534,13 +5538,11 @@ static void report_step(Run *run, double ms) {
     double mfu = flops * tok_per_s / run->peak_flops; // NaN: the peak is not known
     char of_peak[32] = "n/a";
     if (isfinite(mfu)) snprintf(of_peak, sizeof of_peak, "%.0f%%", 100 * mfu);
-    char *line = text_of("step %" PRIu64 "/%" PRId64 " | loss %.4f | norm %.3f | lr %.2e | %.1f ms "
-                         "| %.0f tok/s | %s of peak | %.0f:%02.0f left", state->step, f->steps,
-                         run->loss, run->norm, lr, ms, tok_per_s, of_peak, floor(left_s / 60),
-                         fmod(left_s, 60));
-    print_line(run, line, 1);
-    free(line);
-    Text t = { NULL, 0, 0 };
+    print_line(run, text_of("step %" PRIu64 "/%" PRId64 " | loss %.4f | norm %.3f | lr %.2e | "
+               "%.1f ms | %.0f tok/s | %s of peak | %.0f:%02.0f left", state->step, f->steps,
+               run->loss, run->norm, lr, ms, tok_per_s, of_peak, floor(left_s / 60),
+               fmod(left_s, 60)), 1);
+    Text t = {};
     text_add(&t, "{\"step\":%" PRIu64, state->step);
     log_number(&t, "loss", run->loss);
     log_number(&t, "grad_norm", run->norm);
@@ -5563,27 +5565,25 @@ static void report_step(Run *run, double ms) {
     log_line(&run->log, &t);
 }
 static void report_validation(Run *run) {
+    uint64_t step = run->state.step;
     if (*run->flags.hellaswag) {
         double accuracy = hellaswag(run, 0);
-        if (stop_agreed()) return;
-        char *line = text_of("step %" PRIu64 " | HellaSwag %.4f", run->state.step, accuracy);
-        print_line(run, line, 0);
-        free(line);
-        Text t = { NULL, 0, 0 };
-        text_add(&t, "{\"step\":%" PRIu64 ",\"hellaswag\":%.9g}", run->state.step, accuracy);
+        if (stop_agreed()) return; // it was cut short
+        print_line(run, text_of("step %" PRIu64 " | HellaSwag %.4f", step, accuracy), 0);
+        Text t = {};
+        text_add(&t, "{\"step\":%" PRIu64 ",\"hellaswag\":%.9g}", step, accuracy);
         log_line(&run->log, &t);
         clock_lap(&run->clock, PHASE_validation);
     }
     if (!run->has_val) return;
     Evaluation e = evaluate(run, &run->val, (uint64_t)run->flags.val_batches * run->model.B);
-    if (stop_agreed()) return; // it was cut short
-    Text line = { NULL, 0, 0 }, t = { NULL, 0, 0 };
-    text_add(&line, "step %" PRIu64 " | validation loss %.4f | ", run->state.step, e.loss);
+    if (stop_agreed()) return;
+    Text line = {}, t = {};
+    text_add(&line, "step %" PRIu64 " | validation loss %.4f | ", step, e.loss);
     if (isfinite(e.bits_per_byte)) text_add(&line, "%.4f bits per byte", e.bits_per_byte);
     else text_add(&line, "tokens that tokenizer %s does not know", run->tokenizer.name);
     print_line(run, line.at, 0);
-    free(line.at);
-    text_add(&t, "{\"step\":%" PRIu64, run->state.step);
+    text_add(&t, "{\"step\":%" PRIu64, step);
     log_number(&t, "val_loss", e.loss);
     log_number(&t, "bits_per_byte", e.bits_per_byte);
     text_add(&t, ",\"val_tokens\":%" PRIu64 "}", e.tokens);
@@ -5596,7 +5596,7 @@ static void run_check_replicas(const Run *run) {
     int64_t *hashes = (int64_t *)host_alloc((size_t)ranks * sizeof(int64_t));
     hashes[rank] = gpt_weights_hash(&run->model);
     comm_max_int(hashes, ranks); // the others' places are 0
-    Text odd = { NULL, 0, 0 };
+    Text odd = {};
     for (int r = 0, alike = 0; r < ranks; r++, alike = 0) {
         for (int other = 0; other < ranks; other++) alike += hashes[r] == hashes[other];
         if (2 * alike <= ranks) text_add(&odd, " rank %d", r);
@@ -5672,7 +5672,7 @@ static int run_agree(Run *run) {
 }
 static void print_evaluation(Run *run) { // --eval: one JSON object
     const Flags *f = &run->flags;
-    Text t = { NULL, 0, 0 };
+    Text t = {};
     if (run->has_val) {
         Evaluation e = evaluate(run, &run->val, (uint64_t)(f->val_batches * f->batch_size));
         log_number(&t, "val_loss", e.loss);
@@ -5753,9 +5753,7 @@ static void out_claim(Run *run) {
     check(is_ours, EXIT_IO, "--out %s: cannot lock %s: %s", out, lock, strerror(errno));
     DIR *dir = opendir(out);
     for (struct dirent *e; dir != NULL && (e = readdir(dir)) != NULL; ) {
-        size_t length = strlen(e->d_name);
-        if (strncmp(e->d_name, "step_", 5) || length < 4 || strcmp(e->d_name + length - 4, ".tmp"))
-            continue;
+        if (strncmp(e->d_name, "step_", 5) || !ends_with(e->d_name, ".tmp")) continue;
         char *left = text_of("%s/%s", out, e->d_name); // a run was killed while it saved
         remove_folder(left);
         free(left);
@@ -5793,8 +5791,7 @@ static void flags_apply_model(Flags *f) {
         "d40 d96, or --layers --heads --channels", f->model);
 }
 static Config config_of_flags(const Flags *f, const Tokenizer *tokenizer) {
-    Config c;
-    memset(&c, 0, sizeof c);
+    Config c = {};
     c.L = (size_t)f->layers;
     c.NH = (size_t)f->heads;
     c.C = (size_t)f->channels;
@@ -5872,7 +5869,7 @@ static void log_open(Run *run) {
     fcntl(log->fd, F_SETFL, O_APPEND); // from here on a slow reader is waited for
     char host[256] = "unknown";
     gethostname(host, sizeof host - 1);
-    Text t = { NULL, 0, 0 };
+    Text t = {};
     text_add(&t, "{\"version\":%d,\"git\":\"%s\",\"compiler\":", CKPT_VERSION, GIT_HASH);
     text_add_quoted(&t, __VERSION__);
     text_add(&t, ",\"precision\":\"%s\",\"host\":", PRECISION_NAME);
@@ -5969,8 +5966,8 @@ static int run_choose_model(Run *run, int is_training, Ckpt *ckpt, St *init) {
         *c = ckpt->config;
     } else if (*f->init) {
         source = init_file(f->init, c);
-        const char *end = strrchr(source, '.');
-        (end && !strcmp(end, ".json") ? st_open_index : st_open)(init, source);
+        if (ends_with(source, ".json")) st_open_index(init, source);
+        else st_open(init, source);
         size_t wanted = f->eval ? SIZE_MAX : (size_t)f->seq_len; // all positions, as published
         if (!f->given[F_seq_len]) f->seq_len = (int64_t)min_size(wanted, c->maxT);
     }
@@ -6044,10 +6041,8 @@ static void run_open(Run *run, const Flags *given) {
     check(omp_get_max_threads() <= 1024, EXIT_USAGE, "OMP_NUM_THREADS: %d threads, limit 1024",
           omp_get_max_threads());
     check(!f->json || f->plan, EXIT_USAGE, "--json goes with --plan");
-    Ckpt ckpt;
-    St init;
-    memset(&ckpt, 0, sizeof ckpt);
-    memset(&init, 0, sizeof init);
+    Ckpt ckpt = {};
+    St init = {};
     int has_ckpt = run_choose_model(run, is_training, &ckpt, &init);
     model->B = f->given[F_sample] ? 1 : (size_t)f->batch_size;
     model->T = (size_t)f->seq_len;
