@@ -3381,7 +3381,7 @@ static void comm_sum(double *x, size_t count) {
 static void comm_max_int(int64_t *x, int count) { // x[i] = the largest of all ranks' x[i]
     if (ranks > 1) net_max(x, count);
 }
-// x, of `count` elements of `size` bytes, has its shard of every rank on every rank: comm_wait().
+// Every rank gets the other ranks' shards of x: count elements of size bytes. Over at comm_wait().
 static void comm_all_gather_start(void *x, size_t count, size_t size) {
     char *own = (char *)x + shard_start(count, rank) * size;
     if (ranks == 1) return;
@@ -3410,7 +3410,7 @@ static void comm_gather(real *x, const void *dev, size_t count, size_t size, rea
 // x's shard of this rank = its sum over all ranks, added pairwise: (0 + 1) + (2 + 3) ... One such
 // sum is under way at a time, while the layer below is computed; a start ends the one before.
 // inbox: the others' shards, (ranks - 1, shard). Each rank sends every element once that is not its
-// own; log2(ranks) rounds of halving would send as much in fewer messages, but in the other order.
+// own; log2(ranks) rounds of halving send as much in fewer messages, but add in another order.
 static struct { real *x, *inbox; size_t count; } comm_pending;
 
 static real *inbox_slot(real *inbox, int from, size_t own) { // none is for this rank itself
@@ -3576,12 +3576,13 @@ static void gpt_reduce_wait(Model *model) {
     comm_wait();
 }
 
-// What the host has to know of a step it reads at once, in gpt_grad_norm: there it waits for the
-// device. Before that, the loss of pass i of N tokens is kept; losses[i] has it afterwards.
+// The host reads all it has to know of a step in one go, in gpt_grad_norm, and there it waits for
+// the device. Until then the device keeps the sum of the N losses of pass i in `totals`.
 static void gpt_keep_loss(Model *model, size_t i, size_t N) {
     sum_values(model->totals + model->layout.num_buckets * PARTS + i, acts_at(model, 0).losses, N);
 }
 // The norm of all gradients together, in double: each rank squares the parts of its shards.
+// losses[i] = what gpt_keep_loss kept of pass i.
 static double gpt_grad_norm(Model *model, double *losses) {
     const Layout *y = &model->layout;
     size_t lo = shard_start(PARTS, rank), hi = shard_start(PARTS, rank + 1);
@@ -3716,10 +3717,7 @@ static Shard shard_open(const char *path) {
 }
 // Read count tokens from the stream's position at; windows may span shards.
 static void data_read(const Data *d, uint64_t at, size_t count, int32_t *out) {
-    if (d->memory != NULL) {
-        for (size_t i = 0; i < count; i++) out[i] = (int32_t)d->memory[at + i];
-        return;
-    }
+    if (d->memory != NULL) { memcpy(out, d->memory + at, count * sizeof *out); return; }
     size_t lo = 0, hi = d->num_shards; // the last shard that starts at or before `at`
     while (hi - lo > 1) {
         size_t middle = (lo + hi) / 2;
@@ -4084,12 +4082,13 @@ static void tok_add_merges(Tokenizer *t) { // of all tokens, whose ids are their
     for (uint32_t id = 0; id < t->vocab_size; id++)
         if (!t->tokens[id].whole && (int)id != t->end_of_text) tok_add_merge(t, id, 0);
 }
+// The bytes that the characters of a token stand for; one with other characters stands for itself.
 static size_t tok_from_chars(const Tokenizer *t, char *out, const char *s, size_t bytes) {
     size_t count = 0;
     for (size_t at = 0; at < bytes; ) {
         uint32_t u;
         at += utf8_get(&u, s + at, bytes - at);
-        if (u >= 324 || t->byte_of_char[u] < 0) { memcpy(out, s, bytes); return bytes; } // as it is
+        if (u >= 324 || t->byte_of_char[u] < 0) { memcpy(out, s, bytes); return bytes; }
         out[count++] = (char)t->byte_of_char[u];
     }
     return count;
@@ -4440,17 +4439,14 @@ static int32_t sample_token(const real *logits, Candidate *candidates, size_t V,
 static size_t gpt_sample(Model *model, const Tokenizer *tokenizer, const Flags *f,
                          const char *prompt, size_t wanted, uint64_t draw, FILE *file) {
     size_t bytes = strlen(prompt), count = 0, V = model->config.V;
-    uint32_t *encoded = (uint32_t *)host_alloc((bytes + 1) * sizeof(uint32_t));
-    if (bytes > 0) count = tok_encode(tokenizer, prompt, bytes, encoded);
-    else encoded[count++] = tokenizer->end_of_text >= 0 ? (uint32_t)tokenizer->end_of_text : 0;
-    int32_t *tokens = (int32_t *)host_alloc((count + wanted) * sizeof(int32_t));
+    int32_t *tokens = (int32_t *)host_alloc((bytes + 1 + wanted) * sizeof(int32_t));
     real *logits = (real *)host_alloc(V * sizeof(real));
     Candidate *candidates = (Candidate *)host_alloc(V * sizeof(Candidate));
-    for (size_t i = 0; i < count; i++) {
-        check(encoded[i] < V, EXIT_USAGE, "the prompt has token %u, the model's vocab_size is %zu",
-              encoded[i], V);
-        tokens[i] = (int32_t)encoded[i];
-    }
+    if (bytes > 0) count = tok_encode(tokenizer, prompt, bytes, (uint32_t *)tokens);
+    else tokens[count++] = tokenizer->end_of_text >= 0 ? tokenizer->end_of_text : 0;
+    for (size_t i = 0; i < count; i++)
+        check((size_t)tokens[i] < V, EXIT_USAGE, "the prompt has token %d, the model's vocab_size "
+              "is %zu", tokens[i], V);
     print_bytes(file, prompt, bytes);
     size_t begin = 0, cached = 0; // the cache holds tokens begin .. begin + cached - 1
     const size_t of_prompt = count;
@@ -4470,7 +4466,7 @@ static size_t gpt_sample(Model *model, const Tokenizer *tokenizer, const Flags *
         progress_mark("a sampled token");
     }
     print_bytes(file, "\n", 1);
-    free(encoded), free(tokens), free(logits), free(candidates);
+    free(tokens), free(logits), free(candidates);
     return count - of_prompt;
 }
 
@@ -4500,7 +4496,8 @@ typedef struct St {
 } St;
 enum { CKPT_VERSION = 1, ST_MAX_HEADER = 100000000, ST_MAX_ENTRIES = 100000 };
 
-// The CRC of a header covers the header with zeros in the place of this CRC. Returns that place.
+// The CRC of a header covers the header with zeros in the place of this CRC. Returns that place, or
+// NULL where a header has none.
 static char *st_header_crc(char *header, uint32_t *crc) {
     static const char key[] = "\"header_crc32c\":\"";
     char *at = strstr(header, key), was[8];
@@ -4513,9 +4510,8 @@ static char *st_header_crc(char *header, uint32_t *crc) {
     return at;
 }
 static size_t dtype_bytes(const char *dtype) {
-    return !strcmp(dtype, "F64") || !strcmp(dtype, "I64") ? 8 :
-           !strcmp(dtype, "F32") || !strcmp(dtype, "I32") ? 4 :
-           !strcmp(dtype, "BF16") || !strcmp(dtype, "F16") ? 2 : 1;
+    return is_choice("F64|I64", dtype) ? 8 : is_choice("F32|I32", dtype) ? 4 :
+           is_choice("F16|BF16", dtype) ? 2 : 1;
 }
 static void st_read_tensor(St *st, Json *j, StTensor *t) {
     char key[32];
@@ -4562,6 +4558,21 @@ static const char *st_meta(const St *st, const char *key) {
         if (!strcmp(st->metas[i].key, key)) return st->metas[i].value;
     return NULL;
 }
+static void st_read_metas(St *st, Json *j) {
+    for (json_enter(j, '{'); json_more(j, '}'); ) {
+        check(st->num_metas < ST_MAX_ENTRIES, EXIT_INPUT, "%s: over %d entries", j->path,
+              ST_MAX_ENTRIES);
+        st->metas = (StMeta *)host_grow(st->metas, (st->num_metas + 1) * sizeof(StMeta));
+        StMeta *m = &st->metas[st->num_metas++];
+        m->value = NULL;
+        json_key(j, m->key, sizeof m->key);
+        Json ahead = *j; // the value is not longer than its text
+        json_skip(&ahead);
+        size_t room = (size_t)(ahead.at - j->at) + 8;
+        m->value = (char *)host_alloc(room);
+        json_string(j, m->value, room);
+    }
+}
 static void st_open(St *st, const char *path) {
     memset(st, 0, sizeof *st);
     st->file = in_open(path);
@@ -4582,19 +4593,7 @@ static void st_open(St *st, const char *path) {
     for (json_enter(&j, '{'); json_more(&j, '}'); ) {
         json_key(&j, name, sizeof name);
         if (!strcmp(name, "__metadata__")) {
-            for (json_enter(&j, '{'); json_more(&j, '}'); ) {
-                check(st->num_metas < ST_MAX_ENTRIES, EXIT_INPUT, "%s: over %d entries", path,
-                      ST_MAX_ENTRIES);
-                st->metas = (StMeta *)host_grow(st->metas, (st->num_metas + 1) * sizeof(StMeta));
-                StMeta *m = &st->metas[st->num_metas++];
-                m->value = NULL;
-                json_key(&j, m->key, sizeof m->key);
-                Json ahead = j; // the value is not longer than its text
-                json_skip(&ahead);
-                size_t room = (size_t)(ahead.at - j.at) + 8;
-                m->value = (char *)host_alloc(room);
-                json_string(&j, m->value, room);
-            }
+            st_read_metas(st, &j);
             continue;
         }
         check(st->num_tensors < ST_MAX_ENTRIES, EXIT_INPUT, "%s: over %d tensors", path,
@@ -4653,12 +4652,13 @@ static real st_value(const StTensor *t, const void *data, size_t i) {
     float single;
     double value;
     uint16_t half;
-    if (!strcmp(t->dtype, "F32")) return memcpy(&single, from + 4 * i, 4), single;
-    if (!strcmp(t->dtype, "F64")) return memcpy(&value, from + 8 * i, 8), (real)value;
+    if (!strcmp(t->dtype, "F32")) { memcpy(&single, from + 4 * i, 4); return single; }
+    if (!strcmp(t->dtype, "F64")) { memcpy(&value, from + 8 * i, 8); return (real)value; }
     memcpy(&half, from + 2 * i, 2);
     if (!strcmp(t->dtype, "F16")) return (real)half_to_double(half);
     uint32_t bits = (uint32_t)half << 16; // BF16
-    return memcpy(&single, &bits, 4), single;
+    memcpy(&single, &bits, 4);
+    return single;
 }
 // Tensor `name` as parameter p lies in memory: (rows,cols), padding rows zero. The caller frees it.
 static real *st_param(const St *st, const ParamInfo *p, const char *name) {
@@ -4672,9 +4672,8 @@ static real *st_param(const St *st, const ParamInfo *p, const char *name) {
     check(t->num_dims == num_dims && t->dims[0] == d0 && (num_dims == 1 || t->dims[1] == d1),
           EXIT_INPUT, "%s: %s has shape (%" PRIu64 ",%" PRIu64 "), the model needs (%" PRIu64 ",%"
           PRIu64 ")", st->file.path, name, t->dims[0], t->num_dims > 1 ? t->dims[1] : 1, d0, d1);
-    check(!strcmp(t->dtype, "F32") || !strcmp(t->dtype, "F64") || !strcmp(t->dtype, "F16") ||
-          !strcmp(t->dtype, "BF16"), EXIT_INPUT, "%s: %s has type %s, want F32, F64, F16 or BF16",
-          st->file.path, name, t->dtype);
+    check(is_choice("F32|F64|F16|BF16", t->dtype), EXIT_INPUT, "%s: %s has type %s, want F32, F64, "
+          "F16 or BF16", st->file.path, name, t->dtype);
     void *data = st_bytes(st, t);
     real *out = (real *)host_alloc(p->rows * p->cols * sizeof(real));
     for (size_t i = 0; i < p->file_rows; i++) for (size_t j = 0; j < p->cols; j++)
@@ -4766,9 +4765,9 @@ static int st_save(const char *path, const Model *model, const char *groups, con
     out_write(&f, header.at, header.count);
     for (size_t k = 0; k < count; k++) { // to the end, for the other ranks' sake
         const ParamInfo *p = &y->params[items[k].param];
-        int is_next = k == 0 || items[k].bucket != items[k - 1].bucket;
-        if (is_next || items[k].group != items[k - 1].group)
-            bucket_to_host(values, model, items[k].group, items[k].bucket);
+        int is_same_bucket = k > 0 && items[k].bucket == items[k - 1].bucket &&
+                             items[k].group == items[k - 1].group;
+        if (!is_same_bucket) bucket_to_host(values, model, items[k].group, items[k].bucket);
         const real *from = values + p->offset;
         for (size_t i = 0; items[k].group == 'w' && i < p->rows * p->cols; i++)
             if (!isfinite(from[i])) f.error = EDOM; // never saved
@@ -4919,19 +4918,19 @@ static void gpt_load(Model *model, const St *st, const char *groups) {
     size_t room = largest_bucket(y);
     real *values = (real *)host_alloc(room * sizeof(real));
     for (const char *g = groups; *g; g++)
-      for (size_t bucket = 0; bucket < y->num_buckets; bucket++) {
-        memset(values, 0, room * sizeof(real));
-        for (int i = 0; i < NUM_PARAMS; i++) {
-            const ParamInfo *p = &y->params[i];
-            if (p->scope != bucket_scope(y, bucket)) continue;
-            char name[128];
-            param_name(name, sizeof name, *g, p, bucket);
-            real *param = st_param(st, p, *g == 'w' ? name + strlen("transformer.") : name);
-            memcpy(values + p->offset, param, p->rows * p->cols * sizeof(real));
-            free(param);
+        for (size_t bucket = 0; bucket < y->num_buckets; bucket++) {
+            memset(values, 0, room * sizeof(real));
+            for (int i = 0; i < NUM_PARAMS; i++) {
+                const ParamInfo *p = &y->params[i];
+                if (p->scope != bucket_scope(y, bucket)) continue;
+                char name[128];
+                param_name(name, sizeof name, *g, p, bucket);
+                real *param = st_param(st, p, *g == 'w' ? name + strlen("transformer.") : name);
+                memcpy(values + p->offset, param, p->rows * p->cols * sizeof(real));
+                free(param);
+            }
+            bucket_to_dev(model, *g, bucket, values);
         }
-        bucket_to_dev(model, *g, bucket, values);
-    }
     free(values);
 }
 // A configuration from a config.json; anything but GPT-2 as we compute it is refused by name.
@@ -4984,8 +4983,8 @@ static char *init_file(const char *path, Config *c) {
     free(is_sharded ? file : index);
     return is_sharded ? index : file;
 }
-// A model in several files, which {"weight_map": {"name of a tensor": "file", ...}} names; what is
-// in which one, they tell themselves.
+// A model in several files, which {"weight_map": {"name of a tensor": "file", ...}} names. Which
+// tensors are in which file is taken from the files' own headers.
 static void st_open_index(St *st, const char *path) {
     size_t bytes;
     char *text = in_read_all(path, ST_MAX_HEADER, &bytes), key[128], name[256];
@@ -5025,14 +5024,13 @@ static void ckpt_state(const Ckpt *c, State *state) {
     const char *files = st_meta(&c->state, "train_files"); // the first release had none
     snprintf(state->train_files, sizeof state->train_files, "%s", files != NULL ? files : "?");
     const char *text = st_meta(&c->state, "window");
-    char *end = (char *)text;
-    for (int i = 0; i < 2 * WINDOW && end != NULL; i++) {
-        state->window[i] = strtod(text, &end);
-        end = end > text && *end == ' ' && isfinite(state->window[i]) ? end + 1 : NULL;
-        text = end;
+    int count = 0; // of numbers, each with a space after it
+    for (char *end; text != NULL && count < 2 * WINDOW; count++, text = end + 1) {
+        state->window[count] = strtod(text, &end);
+        if (end == text || *end != ' ' || !isfinite(state->window[count])) break;
     }
-    check(end != NULL && !*text, EXIT_INPUT, "%s: metadata window: want %d numbers",
-          c->state.file.path, 2 * WINDOW);
+    check(text != NULL && count == 2 * WINDOW && !*text, EXIT_INPUT, "%s: metadata window: want %d "
+          "numbers", c->state.file.path, 2 * WINDOW);
 }
 // Verify everything in the checkpoint; a fault ends in check().
 static void ckpt_verify(Ckpt *c, uint64_t step) {
@@ -5124,19 +5122,19 @@ static size_t num_micro_batches(const Flags *f) { // of one process in one step
     return (size_t)(total / micro);
 }
 
-static void print_plan(const Model *planned, const Flags *f) {
-    Model model = *planned;
+static void print_plan(Model *model, const Flags *f) {
     BufferInfo infos[NUM_BUFFERS];
-    gpt_plan(&model, infos);
-    const Config *c = &model.config;
-    size_t total_bytes = 0, step_tokens = num_micro_batches(f) * model.B * model.T * (size_t)ranks;
+    gpt_plan(model, infos);
+    const Config *c = &model->config;
+    size_t passes = num_micro_batches(f), total_bytes = 0;
+    size_t step_tokens = passes * model->B * model->T * (size_t)ranks;
     for (int i = 0; i < NUM_BUFFERS; i++) total_bytes += infos[i].bytes;
     double tokens = (double)step_tokens * (double)f->steps;
-    double flops = 3 * flops_per_token(c, model.T);
-    double parameters = (double)model.layout.num_parameters, peak = dev_peak_flops() * ranks;
+    double flops = 3 * flops_per_token(c, model->T);
+    double parameters = (double)model->layout.num_parameters, peak = dev_peak_flops() * ranks;
     Text t = {};
     text_add(&t, "{\"parameters\":%zu,\"flops_per_token\":%.17g,\"tokens\":%.17g,\"flops\":%.17g,"
-             "\"peak_flops\":%.6g,\"bytes\":%zu,\"buffers\":{", model.layout.num_parameters, flops,
+             "\"peak_flops\":%.6g,\"bytes\":%zu,\"buffers\":{", model->layout.num_parameters, flops,
              tokens, flops * tokens, peak, total_bytes);
     for (int i = 0; i < NUM_BUFFERS; i++)
         text_add(&t, "%s\"%s\":%zu", i ? "," : "", infos[i].what, infos[i].bytes);
@@ -5144,11 +5142,10 @@ static void print_plan(const Model *planned, const Flags *f) {
     if (f->json) { printf("%s", t.at); free(t.at); return; }
     free(t.at);
     printf("model       %zu parameters: %zu layers, %zu heads, %zu channels, vocabulary %zu "
-           "(padded to %zu), up to %zu positions\n", model.layout.num_parameters, c->L, c->NH, c->C,
-           c->V, c->Vp, c->maxT);
+           "(padded to %zu), up to %zu positions\n", model->layout.num_parameters, c->L, c->NH,
+           c->C, c->V, c->Vp, c->maxT);
     printf("step        %zu tokens: %zu micro-batches of %zu x %zu on %d processes; %.4g FLOPs\n",
-           step_tokens, num_micro_batches(f), model.B, model.T, ranks,
-           flops * (double)step_tokens);
+           step_tokens, passes, model->B, model->T, ranks, flops * (double)step_tokens);
     printf("run         %" PRId64 " steps, %.4g tokens, %.4g FLOPs (6 N D says %.4g); at this "
            "machine's %.4g FLOP/s and 50 %%: %.3g days\n", f->steps, tokens, flops * tokens,
            textbook_train_flops(parameters, tokens), peak,
@@ -5156,13 +5153,12 @@ static void print_plan(const Model *planned, const Flags *f) {
     for (int i = 0; i < NUM_BUFFERS; i++)
         printf("memory      %12zu bytes  %s\n", infos[i].bytes, infos[i].what);
     printf("memory      %12zu bytes  in all, of %zu free\n", total_bytes, dev_bytes_free());
-    for (int i = 0; i < NUM_ACTS; i++)
-        printf("activation  %12zu bytes  %zu x %s\n",
-               model.act_infos[i].copies * model.act_infos[i].bytes, model.act_infos[i].copies,
-               model.act_infos[i].name);
+    for (const ActInfo *a = model->act_infos; a < model->act_infos + NUM_ACTS; a++)
+        printf("activation  %12zu bytes  %zu x %s\n", a->copies * a->bytes, a->copies, a->name);
     printf("textbook    16 bytes a parameter for mixed-precision Adam: %.4g; 16-bit activations of "
-           "a layer: %.4g\n", textbook_adam_bytes(parameters), textbook_layer_bytes((double)model.T,
-           (double)model.B, (double)c->C, (double)c->NH, 1));
+           "a layer: %.4g\n", textbook_adam_bytes(parameters),
+           textbook_layer_bytes((double)model->T, (double)model->B, (double)c->C,
+                                (double)c->NH, 1));
 }
 
 // --- 14.1 where the time goes ---
@@ -5205,7 +5201,7 @@ static void clock_lap(Clock *clock, int phase) { // the time since the last lap 
 // --- 14.2 log: one JSON object a line ---
 typedef struct { OutFile file; int has_failed; } Log;
 
-static void log_line(Log *log, Text *line) { // frees the line; a part of one does not stay
+static void log_line(Log *log, Text *line) { // frees it; one that cannot be written whole is undone
     OutFile *f = &log->file;
     off_t end = f->path != NULL ? lseek(f->fd, 0, SEEK_END) : -1; // -1: a pipe
     text_add(line, "\n");
@@ -5261,35 +5257,33 @@ static int stop_agreed(void) { // has a signal asked any rank to stop? All ranks
     comm_max_int(&is_asked, 1);
     return (int)is_asked;
 }
-static void signals_install(int is_ready) { // while a run is being set up, the first ^C ends it
-    struct sigaction action = {};
-    action.sa_handler = on_signal;
-    action.sa_flags = SA_RESTART;
-    sigaction(SIGUSR1, &action, NULL);
-    sigaction(SIGUSR2, &action, NULL);
+// While a run is being set up, the first ^C ends it. With the signal() of glibc, musl and BSD a
+// handler stays installed, and a read that was interrupted goes on.
+static void signals_install(int is_ready) {
+    signal(SIGUSR1, on_signal);
+    signal(SIGUSR2, on_signal);
     signal(SIGPIPE, SIG_IGN); // a closed pipe is a write error, not the end,
     signal(SIGXFSZ, SIG_IGN); // and so is a file that grows over `ulimit -f`
     if (!is_ready) return;
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
+    signal(SIGINT, on_signal);
+    signal(SIGTERM, on_signal);
 }
 
 // --- 15.1 loss on held-out data ---
 typedef struct { double loss, bits_per_byte; uint64_t tokens; } Evaluation;
 
 // Mean loss over the first max_samples windows (0: all), and the same in bits per byte of text; NaN
-// where the tokenizer does not know a token.
-// Rank r takes every ranks-th batch from r on.
+// where the tokenizer does not know a token. Rank r takes every ranks-th batch from r on.
 static Evaluation evaluate(Run *run, Data *d, uint64_t max_samples) {
     Model *model = &run->model;
     size_t B = model->B, T = d->T;
     uint64_t samples = d->num_windows;
     if (max_samples > 0 && max_samples < samples) samples = max_samples;
-    size_t batches = (size_t)((samples + B - 1) / B);
+    size_t batches = div_up(samples, B);
     double sum = 0, bytes = 0, *sums = (double *)host_alloc(2 * batches * sizeof(double));
     for (size_t k = (size_t)rank; k < batches && !stop_signal; k += (size_t)ranks) {
         uint64_t first = (uint64_t)k * B;
-        size_t count = (size_t)(samples - first < B ? samples - first : B);
+        size_t count = min_size(samples - first, B);
         data_batch(d, first, count, run->batch, run->window);
         to_dev(model->tokens, run->batch, 2 * count * T * sizeof(int32_t));
         gpt_forward(model, model->tokens, count, T, NO_CACHE);
@@ -5318,10 +5312,11 @@ static Evaluation evaluate(Run *run, Data *d, uint64_t max_samples) {
 // HellaSwag (Zellers et al. 2019): the completion with the least mean loss should be the right one.
 // llm.c's file: 256 int32 {20240522, 1, examples, ..}; then of each example, in uint16: 65535, its
 // bytes, number, right one, completions; tokens of the context, then of each completion, counts
-// first. The ranks share out the examples. Returns the share that is right.
-// only_check: the file is gone through, without the model.
+// first. The ranks share out the examples. Returns the share that is right. only_check: the file is
+// gone through, without the model.
 static double hellaswag(Run *run, int only_check) {
-    enum { MAGIC = 20240522, FIXED = 6 };
+    enum { MAGIC = 20240522 };
+    enum { MARK, BYTES, NUMBER, RIGHT, COMPLETIONS, CONTEXT, TOKENS }; // places in an example
     const char *path = run->flags.hellaswag;
     size_t bytes, T = run->model.T, V = run->model.config.V;
     double right = 0;
@@ -5335,21 +5330,21 @@ static double hellaswag(Run *run, int only_check) {
     const uint16_t *end = at + (bytes - 1024) / 2;
     for (int k = 0; k < header[2] && !stop_signal; k++) {
         const uint16_t *e = at;
-        check(end - at >= FIXED && e[0] == 65535 && e[3] < e[4] && e[1] / 2 <= end - at &&
-              e[5] > 0 && e[1] / 2 > FIXED + e[5], EXIT_INPUT, "%s: example %d is damaged or cut "
-              "short", path, k);
-        at += e[1] / 2;
-        const uint16_t *context = e + FIXED, *next = context + e[5];
+        check(end - at >= TOKENS && e[MARK] == 65535 && e[RIGHT] < e[COMPLETIONS] &&
+              e[BYTES] / 2 <= end - at && e[CONTEXT] > 0 && e[BYTES] / 2 > TOKENS + e[CONTEXT],
+              EXIT_INPUT, "%s: example %d is damaged or cut short", path, k);
+        at += e[BYTES] / 2;
+        const uint16_t *context = e + TOKENS, *next = context + e[CONTEXT];
         double best = INFINITY;
         int chosen = -1;
-        for (int c = 0; c < e[4]; c++, next += 1 + next[0]) {
+        for (int c = 0; c < e[COMPLETIONS]; c++, next += 1 + next[0]) {
             check(next < at && next + next[0] < at && next[0] > 0, EXIT_INPUT, "%s: completion %d "
                   "of example %d leaves the example", path, c, k);
-            size_t n = (size_t)e[5] + next[0]; // tokens; the last one is only a target
-            check(n - 1 <= T, EXIT_USAGE, "%s: example %d has %zu tokens: --seq_len "
-                  "%zu is too short", path, k, n, T);
+            size_t n = (size_t)e[CONTEXT] + next[0]; // tokens; the last one is only a target
+            check(n - 1 <= T, EXIT_USAGE, "%s: example %d has %zu tokens: --seq_len %zu is too "
+                  "short", path, k, n, T);
             for (size_t i = 0; i < n; i++) {
-                int32_t token = i < e[5] ? context[i] : next[1 + i - e[5]];
+                int32_t token = i < e[CONTEXT] ? context[i] : next[1 + i - e[CONTEXT]];
                 check((size_t)token < V, EXIT_INPUT, "%s: example %d: token %d, the model's "
                       "vocab_size is %zu", path, k, token, V);
                 if (i + 1 < n) tokens[i] = token;
@@ -5361,11 +5356,11 @@ static double hellaswag(Run *run, int only_check) {
             gpt_forward(&run->model, run->model.tokens, 1, n - 1, NO_CACHE);
             gpt_head(&run->model, run->model.tokens + T, n - 1, 0, 0);
             gpt_loss(&run->model, n - 1);
-            for (size_t i = e[5] - 1u; i < n - 1; i++)
+            for (size_t i = e[CONTEXT] - 1u; i < n - 1; i++)
                 loss += (double)run->model.losses[i] / next[0];
             if (loss < best) { best = loss; chosen = c; }
         }
-        right += chosen == e[3];
+        right += chosen == e[RIGHT];
         progress_mark("a HellaSwag example");
     }
     free(text);
@@ -5406,8 +5401,8 @@ static void inject_weight(Model *model, uint64_t step) {
 
 // Is x far above the last values? More than ten times the largest of at least 16 (Megatron-LM's
 // rule), or, when the window is full, more than zscore deviations above the mean (llm.c's).
-// These are taken as 1 % of the mean at least: what has settled is not held to its own noise. Below
-// `least` nothing does harm: a model that knows its text by heart has losses near 0.
+// A deviation below 1 % of the mean counts as 1 %: a settled loss is not held to its own noise.
+// x below `least` is none: a model that knows its text by heart has losses near 0.
 static int is_spike(const double *window, uint64_t count, double x, double zscore, double least) {
     size_t n = count < WINDOW ? (size_t)count : WINDOW;
     double sum = 0, squares = 0, largest = 0;
@@ -5597,7 +5592,8 @@ static void run_check_replicas(const Run *run) {
     hashes[rank] = gpt_weights_hash(&run->model);
     comm_max_int(hashes, ranks); // the others' places are 0
     Text odd = {};
-    for (int r = 0, alike = 0; r < ranks; r++, alike = 0) {
+    for (int r = 0; r < ranks; r++) {
+        int alike = 0;
         for (int other = 0; other < ranks; other++) alike += hashes[r] == hashes[other];
         if (2 * alike <= ranks) text_add(&odd, " rank %d", r);
     }
@@ -5653,10 +5649,11 @@ static void run_roll_back(Run *run) {
     clock_lap(&run->clock, PHASE_checkpoint);
 }
 static void report_time(const Run *run) {
-    const double *ms = run->clock.all_ms, percent = (now_ms() - run->start_ms) / 100;
+    const double *ms = run->clock.all_ms, all_ms = now_ms() - run->start_ms;
     say("time: %.1f s, effective for training %.1f %%; checkpoints %.1f %%, communication %.1f %%, "
-        "validation %.1f %%\n", percent / 10, run->useful_ms / percent, ms[PHASE_checkpoint] /
-        percent, ms[PHASE_exchange] / percent, ms[PHASE_validation] / percent);
+        "validation %.1f %%\n", 1e-3 * all_ms, 100 * run->useful_ms / all_ms,
+        100 * ms[PHASE_checkpoint] / all_ms, 100 * ms[PHASE_exchange] / all_ms,
+        100 * ms[PHASE_validation] / all_ms);
 }
 static int is_due(int64_t every, uint64_t step, int is_last) {
     return every > 0 && (is_last || step % (uint64_t)every == 0);
@@ -5809,13 +5806,13 @@ static void flags_check_config(const Flags *f, const Config *c, const char *sour
     for (int i = 0; i < 5; i++) {
         int64_t value = *flag_int(&wanted, flags[i]);
         int is_given = f->given[flags[i]] || (*f->model && f->given[F_model] && i < 3);
-        if (i >= 3 && value == 0) continue; // what there is
+        if (i >= 3 && value == 0) continue; // 0 stands for what the source has
         check(!is_given || value == (int64_t)values[i], EXIT_USAGE, "--%s %" PRId64 ": %s has %zu; "
               "a model that is loaded keeps its shape", flag_infos[flags[i]].name, value, source,
               values[i]);
     }
 }
-static void flags_take_config(Flags *f, const Config *c) { // what is recorded is what is there
+static void flags_take_config(Flags *f, const Config *c) { // for the records: the model as it is
     f->layers = (int64_t)c->L;
     f->heads = (int64_t)c->NH;
     f->channels = (int64_t)c->C;
@@ -5846,15 +5843,18 @@ static void data_setup(Run *run) {
     run->window = (int32_t *)host_alloc((T + 1) * sizeof(int32_t));
     run->batch = (int32_t *)host_alloc(2 * run->model.B * T * sizeof(int32_t));
 }
-static void log_mend(const char *path) { // drops a line cut by a crash; ends one of another's
+// A last line without an end: one of ours, which a crash has cut, is dropped; another's is ended.
+static void log_mend(const char *path) {
     struct stat st;
-    char last = '\n', first = 0;
     int fd = stat(path, &st) == 0 && S_ISREG(st.st_mode) ? open(path, O_RDWR | O_CLOEXEC) : -1;
     if (fd < 0) return;
-    off_t end = st.st_size, lo = end;
-    while (lo > 0 && pread(fd, &last, 1, lo - 1) == 1 && last != '\n') lo--, first = last;
-    if (lo < end && (first == '{' ? ftruncate(fd, lo) != 0 : pwrite(fd, "\n", 1, end) != 1))
-        warn("%s: %s", path, strerror(errno));
+    off_t end = st.st_size, line = end; // where the last line starts
+    char byte, first = 0;
+    int is_mended = 1;
+    for (; line > 0 && pread(fd, &byte, 1, line - 1) == 1 && byte != '\n'; line--) first = byte;
+    if (first == '{') is_mended = ftruncate(fd, line) == 0;
+    else if (line < end) is_mended = pwrite(fd, "\n", 1, end) == 1;
+    if (!is_mended) warn("%s: %s", path, strerror(errno));
     close(fd);
 }
 static void log_open(Run *run) {
@@ -5930,12 +5930,12 @@ static void memory_check(const Model *model) {
 static void run_banner(const Run *run) {
     const Model *model = &run->model;
     const Config *c = &model->config;
-    say("model     %zu parameters: %zu layers, %zu heads, %zu channels, vocabulary "
-            "%zu\n", model->layout.num_parameters, c->L, c->NH, c->C, c->V);
-    say("data      %" PRIu64 " tokens from %s%s%s, an epoch is %" PRIu64 " windows of "
-            "%zu\n", run->train.count, run->flags.train, run->has_val ? ", held out: " : "",
-            !run->has_val ? "" : *run->flags.val ? run->flags.val : "its end",
-            run->train.num_windows, model->T);
+    say("model     %zu parameters: %zu layers, %zu heads, %zu channels, vocabulary %zu\n",
+        model->layout.num_parameters, c->L, c->NH, c->C, c->V);
+    const char *held_out = *run->flags.val ? run->flags.val : "its end";
+    say("data      %" PRIu64 " tokens from %s%s%s, an epoch is %" PRIu64 " windows of %zu\n",
+        run->train.count, run->flags.train, run->has_val ? ", held out: " : "",
+        run->has_val ? held_out : "", run->train.num_windows, model->T);
     say("memory    %.1f MB\n", 1e-6 * (double)dev_bytes);
     char *name = dev_name();
     say("machine   %s in each of %d processes, peak %.0f GFLOP/s, %s\n", name, ranks,
@@ -6012,7 +6012,7 @@ static void run_compare(const Run *run, uint64_t step) {
           "the same files: this one checkpoint step %" PRIu64 ", training data of %" PRIu64
           " tokens with CRC %08x", step, run->train.count, run->train.crc);
 }
-// A pass on tokens 0 whose gradients nobody uses: it makes every product of the training once.
+// A pass on tokens 0, whose gradients nobody uses, makes every product of the training once.
 static void run_tune(Run *run) {
     Model *model = &run->model;
     size_t B = model->B, T = model->T;
