@@ -939,7 +939,7 @@ static Flags flags_parse(int argc, char **argv) {
 
 // The flags of the checkpoint are the defaults. A flag that is given again wins where it steers the
 // training; where it would change which window comes next, it is refused, as is another shape of
-// the model (flags_check_config). Returns the flags of the checkpoint.
+// the model (flags_take_config). Returns the flags of the checkpoint.
 static Flags flags_merge_saved(Flags *f, Json j) {
     char name[64];
     size_t room = (size_t)(j.end - j.text) + 64; // no value is longer
@@ -5280,7 +5280,7 @@ static Evaluation evaluate(Run *run, Data *d, uint64_t max_samples) {
     uint64_t samples = d->num_windows;
     if (max_samples > 0 && max_samples < samples) samples = max_samples;
     size_t batches = div_up(samples, B);
-    double sum = 0, bytes = 0, *sums = (double *)host_alloc(2 * batches * sizeof(double));
+    double sum = 0, bytes = 0, *sums = (double *)host_alloc(batches * sizeof(double));
     for (size_t k = (size_t)rank; k < batches && !stop_signal; k += (size_t)ranks) {
         uint64_t first = (uint64_t)k * B;
         size_t count = min_size(samples - first, B);
@@ -5288,22 +5288,20 @@ static Evaluation evaluate(Run *run, Data *d, uint64_t max_samples) {
         to_dev(model->tokens, run->batch, 2 * count * T * sizeof(int32_t));
         gpt_forward(model, model->tokens, count, T, NO_CACHE);
         gpt_head(model, model->tokens + count * T, count * T, 0, 0);
-        sums[2 * k] = gpt_loss(model, count * T);
+        sums[k] = gpt_loss(model, count * T);
         for (size_t i = 0; i < count * T; i++) {
             uint32_t token = (uint32_t)run->batch[count * T + i];
             size_t length = 0; // of text: the end of one has none
             int is_known = token < run->tokenizer.vocab_size; // V may be larger
             if (is_known) tok_bytes(&run->tokenizer, token, &length);
             if ((int)token == run->tokenizer.end_of_text) length = 0;
-            sums[2 * k + 1] += is_known ? (double)length : NAN;
+            bytes += is_known ? (double)length : NAN;
         }
         progress_mark("a validation batch");
     }
-    comm_sum(sums, 2 * batches);
-    for (size_t k = 0; k < batches; k++) {
-        sum += sums[2 * k];
-        bytes += sums[2 * k + 1];
-    }
+    comm_sum(sums, batches);
+    comm_sum(&bytes, 1);
+    for (size_t k = 0; k < batches; k++) sum += sums[k];
     free(sums);
     Evaluation e = { sum / (double)(samples * T), sum / M_LN2 / bytes, samples * T };
     return e;
@@ -5606,14 +5604,13 @@ static void run_check_replicas(const Run *run) {
 static void run_save(Run *run) {
     if (run->saved_step == run->state.step || run->flags.keep == 0) return;
     run_check_replicas(run);
-    int64_t failure = rank > 0 ? ckpt_give(&run->model) :
-                      ckpt_save(&run->model, &run->state, &run->flags, &run->tokenizer);
-    comm_max_int(&failure, 1);
-    int error = (int)failure;
+    int64_t error = rank > 0 ? ckpt_give(&run->model) :
+                    ckpt_save(&run->model, &run->state, &run->flags, &run->tokenizer);
+    comm_max_int(&error, 1);
     clock_lap(&run->clock, PHASE_checkpoint);
     run->save_failures = error ? run->save_failures + 1 : 0;
-    run->save_error = error;
-    const char *why = error == EDOM ? "a weight is NaN or Inf" : strerror(error);
+    run->save_error = (int)error;
+    const char *why = error == EDOM ? "a weight is NaN or Inf" : strerror((int)error);
     if (error) say("warning: step %" PRIu64 ": checkpoint failed: %s; earlier ones are kept\n",
                    run->state.step, why);
     else {
@@ -5722,16 +5719,13 @@ static int train(Run *run) {
 
 // --- 15.4 setting up ---
 static void make_folders(const char *path) { // mkdir -p
-    char *copy = text_of("%s", path);
-    for (char *c = copy + 1; ; c++) {
-        if (*c != '/' && *c != 0) continue;
-        char was = *c;
-        *c = 0;
-        check(mkdir(copy, 0777) == 0 || errno == EEXIST, EXIT_IO, "--out %s: cannot make %s: %s",
-              path, copy, strerror(errno));
-        if ((*c = was) == 0) break;
+    for (size_t end = 1; end <= strlen(path); end++) {
+        if (path[end] != '/' && path[end] != 0) continue;
+        char *folder = text_of("%.*s", (int)end, path);
+        check(mkdir(folder, 0777) == 0 || errno == EEXIST, EXIT_IO, "--out %s: cannot make %s: %s",
+              path, folder, strerror(errno));
+        free(folder);
     }
-    free(copy);
 }
 // The output folder is made, locked against a second run, and written to once, before any work.
 static void out_claim(Run *run) {
@@ -5797,8 +5791,9 @@ static Config config_of_flags(const Flags *f, const Tokenizer *tokenizer) {
     config_check(&c, EXIT_USAGE, "flags");
     return c;
 }
-// Flags that contradict the model of a file are refused by name.
-static void flags_check_config(const Flags *f, const Config *c, const char *source) {
+// The flags get the shape of the model, for the records. Those that contradict it, where it comes
+// from a file, are refused by name.
+static void flags_take_config(Flags *f, const Config *c, const char *source) {
     const int flags[] = { F_layers, F_heads, F_channels, F_max_seq_len, F_vocab_size };
     const size_t values[] = { c->L, c->NH, c->C, c->maxT, c->V };
     Flags wanted = *f;
@@ -5806,18 +5801,12 @@ static void flags_check_config(const Flags *f, const Config *c, const char *sour
     for (int i = 0; i < 5; i++) {
         int64_t value = *flag_int(&wanted, flags[i]);
         int is_given = f->given[flags[i]] || (*f->model && f->given[F_model] && i < 3);
-        if (i >= 3 && value == 0) continue; // 0 stands for what the source has
-        check(!is_given || value == (int64_t)values[i], EXIT_USAGE, "--%s %" PRId64 ": %s has %zu; "
-              "a model that is loaded keeps its shape", flag_infos[flags[i]].name, value, source,
-              values[i]);
+        int is_open = i >= 3 && value == 0; // the flag leaves it to the file
+        check(!is_given || is_open || value == (int64_t)values[i], EXIT_USAGE, "--%s %" PRId64
+              ": %s has %zu; a model that is loaded keeps its shape", flag_infos[flags[i]].name,
+              value, source, values[i]);
+        *flag_int(f, flags[i]) = (int64_t)values[i];
     }
-}
-static void flags_take_config(Flags *f, const Config *c) { // for the records: the model as it is
-    f->layers = (int64_t)c->L;
-    f->heads = (int64_t)c->NH;
-    f->channels = (int64_t)c->C;
-    f->max_seq_len = (int64_t)c->maxT;
-    f->vocab_size = (int64_t)c->V;
 }
 static void data_setup(Run *run) {
     const Flags *f = &run->flags;
@@ -5975,15 +5964,14 @@ static int run_choose_model(Run *run, int is_training, Ckpt *ckpt, St *init) {
     char *folder = source ? path_beside(source, ".") : NULL;
     char *own = folder && !f->given[F_tokenizer] ? tok_file_in(folder, 0) : NULL;
     run->tokenizer = tok_load(own ? folder : f->tokenizer);
-    if (source) flags_check_config(f, c, source);
-    else {
+    if (!source) {
         flags_apply_model(f);
         *c = config_of_flags(f, &run->tokenizer);
     }
+    flags_take_config(f, c, source ? source : "flags");
     if (source && !own && !f->given[F_tokenizer] && run->tokenizer.vocab_size != c->V && rank == 0)
         warn("no tokenizer beside %s, of vocab_size %zu; --tokenizer is %s", source, c->V,
              f->tokenizer);
-    flags_take_config(f, c);
     if (!is_training && !f->plan) f->total_batch_tokens = 0; // these are for training
     if (!is_training && !f->given[F_hellaswag]) f->hellaswag = "";
     if (f->eval && *f->hellaswag && !f->given[F_val] && !f->given[F_train]) f->train = f->val = "";
