@@ -2979,9 +2979,10 @@ static const char *const tok_unicode[3] = { // Unicode 16.0.0: letters, numbers,
     "IERA$eAZA&'wA$-eK]BEAoA%*_A" };
 
 static Tokenizer tok_new(size_t room) { // room: no more tokens than that
-    Tokenizer t;
-    memset(&t, 0xff, sizeof t); // -1 and TOK_NONE: end_of_text, id_of_byte, byte_of_char
-    memset(&t.bytes, 0, sizeof t.bytes);
+    Tokenizer t = {};
+    t.end_of_text = -1;
+    memset(t.id_of_byte, 0xff, sizeof t.id_of_byte); // TOK_NONE
+    memset(t.byte_of_char, 0xff, sizeof t.byte_of_char); // -1
     t.room = min_size(room, TOK_MAX_VOCAB);
     for (t.mask = 1; t.mask < 2 * t.room; ) t.mask = 2 * t.mask + 1;
     t.tokens = (Token *)host_alloc(t.room * sizeof *t.tokens);
@@ -2989,7 +2990,6 @@ static Tokenizer tok_new(size_t room) { // room: no more tokens than that
     t.pairs = (TokPair *)host_alloc((t.mask + 1) * sizeof *t.pairs);
     memset(t.ids, 0xff, (t.mask + 1) * sizeof *t.ids); // TOK_NONE
     memset(t.pairs, 0xff, (t.mask + 1) * sizeof *t.pairs);
-    t.name = NULL, t.vocab_size = 0, t.num_pairs = 0;
     // GPT-2's files show each byte as a character: 33 to 126, 161 to 172 and 174 to 255 as the one
     // of that number, the other 68, in order, as U+0100 to U+0143.
     for (int b = 0, next = 256; b < 256; b++) {
@@ -3004,7 +3004,9 @@ static Tokenizer tok_new(size_t room) { // room: no more tokens than that
             if (*c < '@') { run = 28 * run + (size_t)(*c - '#'); continue; }
             run = 63 * run + (size_t)(*c - '@');
             if (inside) memset(t.class_of + at, k + 1, run);
-            at += run, run = 0, inside = !inside;
+            inside = !inside;
+            at += run;
+            run = 0;
         }
     }
     return t;
@@ -4202,6 +4204,7 @@ static size_t num_micro_batches(const Flags *f) { // of one process in one step
 }
 
 static void print_plan(Model *model, const Flags *f) {
+    if (rank > 0) return;
     BufferInfo infos[NUM_BUFFERS];
     gpt_plan(model, infos);
     const Config *c = &model->config;
@@ -4481,17 +4484,18 @@ static void inject_weight(Model *model, uint64_t step) {
 // A deviation below 1 % of the mean counts as 1 %: a settled loss is not held to its own noise.
 // x below `least` is none: a model that knows its text by heart has losses near 0.
 static int is_spike(const double *window, uint64_t count, double x, double zscore, double least) {
-    size_t n = count < WINDOW ? (size_t)count : WINDOW;
+    size_t n = min_size(count, WINDOW);
     double sum = 0, squares = 0, largest = 0;
+    if (zscore == 0 || n < 16 || x < least) return 0;
     for (size_t i = 0; i < n; i++) {
         sum += window[i];
         squares += window[i] * window[i];
         largest = fmax(largest, window[i]);
     }
-    double mean = sum / WINDOW, deviation = sqrt(fmax(0, squares / WINDOW - mean * mean));
-    if (zscore == 0 || n < 16 || x < least) return 0;
     if (x > 10 * largest) return 1;
-    return n == WINDOW && x - mean > zscore * fmax(deviation, 0.01 * mean);
+    if (n < WINDOW) return 0;
+    double mean = sum / WINDOW, deviation = sqrt(fmax(0, squares / WINDOW - mean * mean));
+    return x - mean > zscore * fmax(deviation, 0.01 * mean);
 }
 // fp16: a loss scale that is too large makes gradients overflow; then it is halved, and the step is
 // lost. After 2000 steps that went well it is doubled (Micikevicius et al. 2018).
@@ -4742,6 +4746,14 @@ static int run_agree(Run *run) {
     comm_max_int(asked, 2);
     if (asked[1]) run_save(run);
     return (int)asked[0];
+}
+static void print_sample(Run *run) { // --sample
+    const Flags *f = &run->flags;
+    if (rank > 0) return;
+    double start = now_ms();
+    size_t count = gpt_sample(&run->model, &run->tokenizer, f, f->sample, (size_t)f->sample_tokens,
+                              0, stdout);
+    say("%zu tokens, %.1f a second\n", count, 1e3 * (double)count / (now_ms() - start));
 }
 static void print_evaluation(Run *run) { // --eval: one JSON object
     const Flags *f = &run->flags;
@@ -5042,19 +5054,20 @@ static int run_choose_model(Run *run, int is_training, Ckpt *ckpt, St *init) {
     // Without --tokenizer a model that comes with one keeps it.
     char *folder = source ? path_beside(source, ".") : NULL;
     char *own = folder && !f->given[F_tokenizer] ? tok_file_in(folder, 0) : NULL;
+    int is_guess = source && !own && !f->given[F_tokenizer];
     run->tokenizer = tok_load(own ? folder : f->tokenizer);
+    free(folder), free(own);
     if (!source) {
         flags_apply_model(f);
         *c = config_of_flags(f, &run->tokenizer);
     }
     flags_take_config(f, c, source ? source : "flags");
-    if (source && !own && !f->given[F_tokenizer] && run->tokenizer.vocab_size != c->V && rank == 0)
+    if (is_guess && run->tokenizer.vocab_size != c->V && rank == 0)
         warn("no tokenizer beside %s, of vocab_size %zu; --tokenizer is %s", source, c->V,
              f->tokenizer);
     if (!is_training && !f->plan) f->total_batch_tokens = 0; // these are for training
     if (!is_training && !f->given[F_hellaswag]) f->hellaswag = "";
     if (f->eval && *f->hellaswag && !f->given[F_val] && !f->given[F_train]) f->train = f->val = "";
-    free(folder), free(own);
     check((size_t)f->seq_len <= c->maxT, EXIT_USAGE, "--seq_len %" PRId64 ": the model has %zu "
           "positions (--max_seq_len)", f->seq_len, c->maxT);
     check(run->tokenizer.vocab_size <= c->V, EXIT_INPUT, "tokenizer %s has %zu tokens, the model's "
@@ -5169,14 +5182,10 @@ int main(int argc, char **argv) {
     int code = 0;
     run_open(&run, &flags);
     const Flags *f = &run.flags;
-    if (f->plan && rank == 0) print_plan(&run.model, f);
-    else if (f->given[F_sample] && rank == 0) {
-        double start = now_ms();
-        size_t count = gpt_sample(&run.model, &run.tokenizer, f, f->sample,
-                                  (size_t)f->sample_tokens, 0, stdout);
-        say("%zu tokens, %.1f a second\n", count, 1e3 * (double)count / (now_ms() - start));
-    } else if (f->eval) print_evaluation(&run);
-    else if (run.model.is_trained && !f->plan) code = train(&run);
+    if (f->plan) print_plan(&run.model, f);
+    else if (f->given[F_sample]) print_sample(&run);
+    else if (f->eval) print_evaluation(&run);
+    else code = train(&run);
     check_stdout();
     return code;
 }
