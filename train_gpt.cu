@@ -4022,7 +4022,7 @@ static size_t tok_merge(const Tokenizer *t, uint32_t *id, const char *s, size_t 
         id[right] = TOK_NONE;
         right = left + t->tokens[id[left]].bytes;
         if (right < n) tok_push(&heap, t, id, left, right);
-        while (last > 0 && id[--last] == TOK_NONE) { }
+        while (last > 0 && id[--last] == TOK_NONE) { } // back to the token before
         if (last < left) tok_push(&heap, t, id, last, left);
     }
     size_t count = 0;
@@ -4135,7 +4135,10 @@ static void tok_read_ranks(Tokenizer *t, const char *text) { // gpt2.tiktoken: l
         size_t count = 0;
         for (const char *d; *text && (d = strchr(digits, *text)) && count < sizeof s; text++) {
             bits = bits << 6 | (uint32_t)(d - digits);
-            if ((num_bits += 6) >= 8) s[count++] = (char)(bits >> (num_bits -= 8));
+            num_bits += 6;
+            if (num_bits < 8) continue;
+            num_bits -= 8;
+            s[count++] = (char)(bits >> num_bits);
         }
         text += strspn(text, "=");
         uint64_t id = strtoull(text, &end, 10);
@@ -4426,7 +4429,7 @@ static int32_t sample_token(const real *logits, Candidate *candidates, size_t V,
     for (size_t i = 0; i < count; i++) sum += exp((candidates[i].logit - max) / f->temperature);
     for (size_t i = 0; i < count && f->top_p < 1; i++) {
         reached += exp((candidates[i].logit - max) / f->temperature);
-        if (reached >= f->top_p * sum) { count = i + 1; sum = reached; }
+        if (reached >= f->top_p * sum) { count = i + 1; sum = reached; } // the last one
     }
     double left = uniform * sum;
     for (size_t i = 0; i + 1 < count; i++) {
@@ -5371,8 +5374,9 @@ static double hellaswag(Run *run, int only_check) {
 
 // --- 15.2 one step ---
 // --inject KIND@STEP[xCOUNT][:RANK], for tests: in COUNT steps from STEP on, in that rank,
-// nan, inf, spike: the gradients are multiplied by NaN, Inf, 100 (spike: the loss as well); loss:
-// it is NaN; weights, flip: after the step a weight becomes NaN, a bit of it is flipped.
+//   nan, inf, spike   the gradients are multiplied by NaN, Inf, 100; of a spike the loss as well
+//   loss              the loss is NaN
+//   weights, flip     after the step a weight becomes NaN, or a bit of it is flipped
 static struct { char kind[8]; uint64_t step, count; int rank; } fault;
 
 static void inject_parse(const char *text) {
@@ -5477,12 +5481,12 @@ static void train_step(Run *run) {
     size_t B = model->B, T = model->T, n = num_micro_batches(f), all = n * (size_t)ranks;
     double sum = 0, *losses = (double *)host_alloc(all * sizeof(double));
     progress.step = state->step + 1;
-    double spike = inject_is_due("spike", progress.step) ? 100 : 1; // 1 but in tests
-    double wrong = inject_is_due("nan", progress.step) ? NAN :
-                   inject_is_due("inf", progress.step) ? INFINITY : spike;
-    if (inject_is_due("loss", progress.step)) spike = NAN;
+    double loss_factor = inject_is_due("spike", progress.step) ? 100 : 1; // 1 but in tests
+    double grad_factor = inject_is_due("nan", progress.step) ? NAN :
+                         inject_is_due("inf", progress.step) ? INFINITY : loss_factor;
+    if (inject_is_due("loss", progress.step)) loss_factor = NAN;
     model->loss_scale = loss_scale(state);
-    real dloss = (real)(wrong * model->loss_scale / (double)(all * B * T));
+    real dloss = (real)(grad_factor * model->loss_scale / (double)(all * B * T));
     for (size_t i = 0; i < n; i++) {
         int accumulate = gpt_pass(model, i, n);
         uint64_t first = state->samples + ((size_t)rank * n + i) * B;
@@ -5500,7 +5504,7 @@ static void train_step(Run *run) {
     clock_lap(&run->clock, PHASE_exchange);
     run->norm = gpt_grad_norm(model, losses + (size_t)rank * n);
     clock_read(&run->clock);
-    for (size_t i = 0; i < n; i++) losses[(size_t)rank * n + i] *= spike;
+    for (size_t i = 0; i < n; i++) losses[(size_t)rank * n + i] *= loss_factor;
     comm_sum(losses, all);
     for (size_t i = 0; i < all; i++) sum += losses[i];
     free(losses);
@@ -6034,7 +6038,7 @@ static void run_open(Run *run, const Flags *given) {
     run->saved_step = UINT64_MAX;
     Flags *f = &run->flags;
     Model *model = &run->model;
-    int is_training = !f->plan && !f->eval && !f->given[F_sample];
+    int is_sample = f->given[F_sample], is_training = !f->plan && !f->eval && !is_sample;
     check(!is_training || *f->train || f->resume, EXIT_USAGE, "--train FILE is needed: a text "
           "file, or token shards (--help lists all flags)");
     check(*f->out, EXIT_USAGE, "--out is empty");
@@ -6045,7 +6049,7 @@ static void run_open(Run *run, const Flags *given) {
     Ckpt ckpt = {};
     St init = {};
     int has_ckpt = run_choose_model(run, is_training, &ckpt, &init);
-    model->B = f->given[F_sample] ? 1 : (size_t)f->batch_size;
+    model->B = is_sample ? 1 : (size_t)f->batch_size;
     model->T = (size_t)f->seq_len;
     model->recompute = (int)f->recompute;
     model->is_trained = is_training || f->plan;
@@ -6062,10 +6066,10 @@ static void run_open(Run *run, const Flags *given) {
     if (!has_ckpt) run->saved_batch_tokens = batch_tokens(f);
     model->passes = num_micro_batches(f);
     model->levels = f->pairwise && model->is_trained ? __builtin_ctzll(num_micro_batches(f)) : 0;
-    model->cache_T = f->given[F_sample] || f->sample_every > 0 ? model->config.maxT : 0;
+    model->cache_T = is_sample || f->sample_every > 0 ? model->config.maxT : 0;
     if (f->plan) return;
-    if (!f->given[F_sample]) data_setup(run);
-    if (!f->given[F_sample] && *f->hellaswag) hellaswag(run, 1); // before anything is computed
+    if (!is_sample) data_setup(run);
+    if (!is_sample && *f->hellaswag) hellaswag(run, 1); // before anything is computed
     check(!f->eval || run->has_val || *f->hellaswag, EXIT_USAGE, "--eval needs --val or "
           "--hellaswag");
     run->state.train_crc = run->train.crc;
