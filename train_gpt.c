@@ -4211,26 +4211,25 @@ static void print_plan(Model *model, const Flags *f) {
     BufferInfo infos[NUM_BUFFERS];
     gpt_plan(model, infos);
     const Config *c = &model->config;
-    size_t passes = num_micro_batches(f), total_bytes = 0;
-    size_t step_tokens = passes * model->B * model->T * (size_t)ranks;
+    size_t total_bytes = 0, step_tokens = model->passes * model->B * model->T * (size_t)ranks;
     for (int i = 0; i < NUM_BUFFERS; i++) total_bytes += infos[i].bytes;
     double tokens = (double)step_tokens * (double)f->steps;
     double flops = 3 * flops_per_token(c, model->T);
     double parameters = (double)model->layout.num_parameters, peak = dev_peak_flops() * ranks;
-    Text t = {};
-    text_add(&t, "{\"parameters\":%zu,\"flops_per_token\":%.17g,\"tokens\":%.17g,\"flops\":%.17g,"
-             "\"peak_flops\":%.6g,\"bytes\":%zu,\"buffers\":{", model->layout.num_parameters, flops,
-             tokens, flops * tokens, peak, total_bytes);
-    for (int i = 0; i < NUM_BUFFERS; i++)
-        text_add(&t, "%s\"%s\":%zu", i ? "," : "", infos[i].what, infos[i].bytes);
-    text_add(&t, "}}\n");
-    if (f->json) { printf("%s", t.at); free(t.at); return; }
-    free(t.at);
+    if (f->json) {
+        printf("{\"parameters\":%zu,\"flops_per_token\":%.17g,\"tokens\":%.17g,\"flops\":%.17g,"
+               "\"peak_flops\":%.6g,\"bytes\":%zu,\"buffers\":{", model->layout.num_parameters,
+               flops, tokens, flops * tokens, peak, total_bytes);
+        for (int i = 0; i < NUM_BUFFERS; i++)
+            printf("%s\"%s\":%zu", i ? "," : "", infos[i].what, infos[i].bytes);
+        printf("}}\n");
+        return;
+    }
     printf("model       %zu parameters: %zu layers, %zu heads, %zu channels, vocabulary %zu "
            "(padded to %zu), up to %zu positions\n", model->layout.num_parameters, c->L, c->NH,
            c->C, c->V, c->Vp, c->maxT);
     printf("step        %zu tokens: %zu micro-batches of %zu x %zu on %d processes; %.4g FLOPs\n",
-           step_tokens, passes, model->B, model->T, ranks, flops * (double)step_tokens);
+           step_tokens, model->passes, model->B, model->T, ranks, flops * (double)step_tokens);
     printf("run         %" PRId64 " steps, %.4g tokens, %.4g FLOPs (6 N D says %.4g); at this "
            "machine's %.4g FLOP/s and 50 %%: %.3g days\n", f->steps, tokens, flops * tokens,
            textbook_train_flops(parameters, tokens), peak,
@@ -4556,8 +4555,7 @@ static void train_apply(Run *run) {
 static void train_step(Run *run) {
     Model *model = &run->model;
     State *state = &run->state;
-    const Flags *f = &run->flags;
-    size_t B = model->B, T = model->T, n = num_micro_batches(f), all = n * (size_t)ranks;
+    size_t B = model->B, T = model->T, n = model->passes, all = n * (size_t)ranks;
     double sum = 0, *losses = (double *)host_alloc(all * sizeof(double));
     progress.step = state->step + 1;
     double loss_factor = inject_is_due("spike", progress.step) ? 100 : 1; // 1 but in tests
@@ -4611,7 +4609,7 @@ static void print_line(Run *run, char *line, int is_progress) { // frees the lin
 static void report_step(Run *run, double ms) {
     const Flags *f = &run->flags;
     const State *state = &run->state;
-    double tokens = (double)(num_micro_batches(f) * run->model.B * run->model.T * (size_t)ranks);
+    double tokens = (double)(run->model.passes * run->model.B * run->model.T * (size_t)ranks);
     double tok_per_s = tokens / ms * 1e3, lr = lr_at(f, state->step - 1);
     double left_s = ((double)f->steps - (double)state->step) * ms / 1e3;
     double flops = 3 * flops_per_token(&run->model.config, run->model.T);
@@ -5144,7 +5142,7 @@ static void run_open(Run *run, const Flags *given) {
             run->saved_batch_tokens : f->batch_size * f->seq_len * ranks;
     if (!has_ckpt) run->saved_batch_tokens = batch_tokens(f);
     model->passes = num_micro_batches(f);
-    model->levels = f->pairwise && model->is_trained ? __builtin_ctzll(num_micro_batches(f)) : 0;
+    model->levels = f->pairwise && model->is_trained ? __builtin_ctzll(model->passes) : 0;
     model->cache_T = is_sample || f->sample_every > 0 ? model->config.maxT : 0;
     if (f->plan) return;
     if (!is_sample) data_setup(run);
