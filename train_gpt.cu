@@ -4554,8 +4554,7 @@ static void st_close(St *st) {
     if (st->next != NULL) st_close(st->next);
     free(st->next);
     for (size_t i = 0; i < st->num_metas; i++) free(st->metas[i].value);
-    free(st->metas);
-    free(st->tensors);
+    free(st->metas), free(st->tensors);
     memset(st, 0, sizeof *st);
 }
 static const char *st_meta(const St *st, const char *key) {
@@ -4984,8 +4983,7 @@ static char *init_file(const char *path, Config *c) {
     char *index = text_of("%s.index.json", file), *config = path_beside(file, "config.json");
     int is_sharded = is_folder && access(file, F_OK) != 0 && access(index, F_OK) == 0;
     *c = config_read(config);
-    free(config);
-    free(is_sharded ? file : index);
+    free(config), free(is_sharded ? file : index);
     return is_sharded ? index : file;
 }
 // A model in several files, which {"weight_map": {"name of a tensor": "file", ...}} names. Which
@@ -5056,8 +5054,7 @@ static void ckpt_verify(Ckpt *c, uint64_t step) {
         char *file = text_of("%s/%s", c->folder, ckpt_texts[i]);
         char *text = in_read_all(file, 1 << 28, &bytes);
         crc = crc32c(crc, text, bytes);
-        free(text);
-        free(file);
+        free(text), free(file);
     }
     check(ckpt_number(c, "text_crc") == crc, EXIT_INPUT, "%s/config.json, or a file of the "
           "tokenizer beside it, has not the CRC-32C in the state: damaged", c->folder);
@@ -5768,8 +5765,7 @@ static void out_claim(Run *run) {
     free(ckpt_list(out, &count)); // once more, now that nobody else can add one
     check(run->flags.resume || count == 0, EXIT_USAGE, "--out %s: another run has just ended there",
           out);
-    free(lock);
-    free(probe);
+    free(lock), free(probe);
 }
 
 // --model's shapes; a flag that is given by itself wins.
