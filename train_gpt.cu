@@ -4177,20 +4177,32 @@ static int json_find(Json *value, Json object, const char *key) { // 0: not ther
     }
     return 0;
 }
-// A tokenizer.json, if it asks for no more than is done here, or a vocab.json {"token": id, ...}:
-// then the result is 1, as the merges are missing.
+static void tok_read_vocab(Tokenizer *t, Json j) { // {"token": id, ...}
+    char s[TOK_LINE], key[TOK_LINE];
+    for (json_enter(&j, '{'); json_more(&j, '}'); ) {
+        json_key(&j, key, sizeof key);
+        uint64_t id = json_count(&j);
+        tok_add(t, id, s, tok_from_chars(t, s, key, strlen(key)));
+    }
+}
+// A tokenizer.json, if it asks for no more than is done here, or a vocab.json: then the result is
+// 1, as the merges are missing.
 static int tok_read_json(Tokenizer *t, Json top) {
     static const char *const rules[][3] = { { "model", "type", "\"BPE\"" },
         { "pre_tokenizer", "type", "\"ByteLevel\"" }, { "pre_tokenizer", "use_regex", "true" },
         { "pre_tokenizer", "add_prefix_space", "false" }, { "model", "dropout", "null" },
         { "model", "continuing_subword_prefix", "\"\"" }, { "model", "end_of_word_suffix", "\"\"" },
         { "model", "byte_fallback", "false" }, { "model", "ignore_merges", "false" } };
-    char s[TOK_LINE], key[TOK_LINE];
+    char s[TOK_LINE];
     Json model = top, value = top, j;
     json_skip(&value);
     tok_check(json_peek(&value) == 0, "byte %td: text after the JSON object", value.at - top.text);
-    int is_vocab = !json_find(&model, top, "model") || *model.at != '{';
-    for (size_t i = 0; i < sizeof rules / sizeof *rules && !is_vocab; i++) {
+    if (!json_find(&model, top, "model") || *model.at != '{') { // in a vocab.json: "model": id
+        tok_read_vocab(t, top);
+        tok_check_all(t);
+        return 1;
+    }
+    for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
         const char *const *r = rules[i];
         tok_check(json_find(&j, top, r[0]), "no %s: not byte-level BPE", r[0]);
         int size = json_find(&value, j, r[1]) ? (int)min_size(strcspn(value.at, ",}\n"), 99) : 0;
@@ -4198,21 +4210,16 @@ static int tok_read_json(Tokenizer *t, Json top) {
                   "only %s is supported (byte-level BPE as in GPT-2)", r[0], r[1], size, value.at,
                   r[2]);
     }
-    tok_check(is_vocab || !json_find(&j, top, "normalizer"), "a %s: not supported", "normalizer");
-    tok_check(is_vocab || json_find(&value, model, "vocab"), "the model has no %s", "vocab");
-    for (j = is_vocab ? top : value, json_enter(&j, '{'); json_more(&j, '}'); ) {
-        json_key(&j, key, sizeof key);
-        uint64_t id = json_count(&j);
-        tok_add(t, id, s, tok_from_chars(t, s, key, strlen(key)));
-    }
-    if (!is_vocab && json_find(&j, top, "added_tokens"))
+    tok_check(!json_find(&j, top, "normalizer"), "a %s: not supported", "normalizer");
+    tok_check(json_find(&value, model, "vocab"), "the model has no %s", "vocab");
+    tok_read_vocab(t, value);
+    if (json_find(&j, top, "added_tokens"))
         for (json_enter(&j, '['); json_more(&j, ']'); json_skip(&j)) {
             uint64_t id = json_find(&value, j, "id") ? json_count(&value) : TOK_NONE;
             size_t count = json_find(&value, j, "content") ? json_string(&value, s, sizeof s) : 0;
             if (id >= t->room || t->tokens[id].bytes == 0) tok_add(t, id, s, count);
         }
     tok_check_all(t);
-    if (is_vocab) return 1;
     tok_check(json_find(&j, model, "merges"), "the model has no %s", "merges");
     for (json_enter(&j, '['); json_more(&j, ']'); ) { // "left right", or ["left", "right"]
         int is_pair = json_peek(&j) == '[';
