@@ -939,7 +939,7 @@ static Flags flags_parse(int argc, char **argv) {
 
 // The flags of the checkpoint are the defaults. A flag that is given again wins where it steers the
 // training; where it would change which window comes next, it is refused, as is another shape of
-// the model (flags_check_config). Returns the flags of the checkpoint.
+// the model (flags_take_config). Returns the flags of the checkpoint.
 static Flags flags_merge_saved(Flags *f, Json j) {
     char name[64];
     size_t room = (size_t)(j.end - j.text) + 64; // no value is longer
@@ -3353,26 +3353,27 @@ static void comm_abort(int code) { // ends all ranks; returns only where there a
 // A single process does without MPI_Init: it starts faster, and needs no launcher.
 static void comm_init(void) {
     const char *name;
-    int launched = comm_launched(&name), cores = omp_get_max_threads();
+    int launched = comm_launched(&name);
     if (launched == 1) return;
     net_init(&rank, &ranks, &node_ranks);
     atexit(net_finish);
     check(ranks == launched, EXIT_USAGE, "started as one of several processes (%s=%d), but this "
           "build %s: build with `make MPI=1`, start with the mpirun of that MPI", name, launched,
           ranks > 1 ? "counts others" : "has no communication with them");
-    int share = (int)(sysconf(_SC_NPROCESSORS_ONLN) / node_ranks);
-    if (getenv("OMP_NUM_THREADS") == NULL && share < cores)
-        omp_set_num_threads(share > 1 ? share : 1);
+    size_t share = (size_t)sysconf(_SC_NPROCESSORS_ONLN) / (size_t)node_ranks; // of the processors
+    if (getenv("OMP_NUM_THREADS") == NULL && share < (size_t)omp_get_max_threads())
+        omp_set_num_threads((int)max_size(share, 1));
 }
 static void comm_post(void *x, size_t bytes, int peer, int is_send) {
     for (size_t at = 0; at < bytes; at += MESSAGE_BYTES)
         net_post((char *)x + at, (int)min_size(MESSAGE_BYTES, bytes - at), peer, is_send);
     if (is_send) comm_sent_bytes += bytes;
 }
-static void comm_wait(void) { // what follows, comes after what was started
+static void comm_wait(void) { // all that was started is done before what follows
     if (ranks > 1) net_wait();
 }
-// x[i] = the sum of all ranks' x[i], where at most one of them is not 0: exact in any order.
+// x[i] = the sum of all ranks' x[i]. They are whole numbers, or all but one are 0: no order of the
+// additions can change the result.
 static void comm_sum(double *x, size_t count) {
     for (size_t at = 0; ranks > 1 && at < count; at += 1 << 20)
         net_sum(x + at, (int)min_size(1 << 20, count - at));
@@ -3380,7 +3381,7 @@ static void comm_sum(double *x, size_t count) {
 static void comm_max_int(int64_t *x, int count) { // x[i] = the largest of all ranks' x[i]
     if (ranks > 1) net_max(x, count);
 }
-// x, of `count` elements of `size` bytes, has its shard of every rank on every rank: comm_wait().
+// Every rank gets the other ranks' shards of x: count elements of size bytes. Over at comm_wait().
 static void comm_all_gather_start(void *x, size_t count, size_t size) {
     char *own = (char *)x + shard_start(count, rank) * size;
     if (ranks == 1) return;
@@ -3409,14 +3410,17 @@ static void comm_gather(real *x, const void *dev, size_t count, size_t size, rea
 // x's shard of this rank = its sum over all ranks, added pairwise: (0 + 1) + (2 + 3) ... One such
 // sum is under way at a time, while the layer below is computed; a start ends the one before.
 // inbox: the others' shards, (ranks - 1, shard). Each rank sends every element once that is not its
-// own; log2(ranks) rounds of halving would send as much in fewer messages, but in the other order.
+// own; log2(ranks) rounds of halving send as much in fewer messages, but add in another order.
 static struct { real *x, *inbox; size_t count; } comm_pending;
 
+static real *inbox_slot(real *inbox, int from, size_t own) { // none is for this rank itself
+    return inbox + (size_t)(from < rank ? from : from - 1) * own;
+}
 static void comm_reduce_scatter_wait(void) {
     if (comm_pending.x == NULL) return;
     size_t own = shard_count(comm_pending.count, rank);
     real *x = comm_pending.x + shard_start(comm_pending.count, rank), *inbox = comm_pending.inbox;
-#define SHARD_FROM(r) ((r) == rank ? x : inbox + (size_t)((r) < rank ? (r) : (r) - 1) * own)
+#define SHARD_FROM(r) ((r) == rank ? x : inbox_slot(inbox, r, own))
     dev_side_begin();
     comm_wait();
     for (int step = 1; step < ranks; step *= 2)
@@ -3433,8 +3437,7 @@ static void comm_reduce_scatter_start(real *x, size_t count, real *inbox) {
     net_begin();
     for (int d = 1; d < ranks; d++) {
         int from = (rank + ranks - d) % ranks, to = (rank + d) % ranks;
-        real *slot = inbox + (size_t)(from < rank ? from : from - 1) * own;
-        comm_post(slot, own * sizeof(real), from, 0);
+        comm_post(inbox_slot(inbox, from, own), own * sizeof(real), from, 0);
         comm_post(x + shard_start(count, to), shard_count(count, to) * sizeof(real), to, 1);
     }
     net_end();
@@ -3456,7 +3459,7 @@ static uint64_t watchdog_look(Watched *all, uint64_t beat) { // returns all mark
     uint64_t marks = 0;
     snprintf(own.done, sizeof own.done, "%s", progress.done);
     ssize_t written = pwrite(watch.fd, &own, sizeof own, (off_t)((size_t)rank * sizeof own));
-    if (written != sizeof own) return beat; // unknown
+    if (written != sizeof own) return beat; // nothing is known: as if marks were made
     for (int r = 0; r < ranks; r++) {
         Record now = all[r].now;
         ssize_t got = pread(watch.fd, &now, sizeof now, (off_t)((size_t)r * sizeof now));
@@ -3489,10 +3492,10 @@ static void watchdog_end(const Watched *all) {
 static void *watchdog(void *unused) {
     Watched *all = (Watched *)host_alloc((size_t)ranks * sizeof(Watched));
     double idle_s = 0;
-    uint64_t marks = 0, before;
+    uint64_t marks = 0;
     for (uint64_t beat = 1; idle_s < watch.timeout_s; beat++) {
         usleep((useconds_t)(1e6 * watch.period_s));
-        before = marks;
+        uint64_t before = marks;
         marks = watchdog_look(all, beat);
         idle_s = marks == before ? idle_s + watch.period_s : 0;
     }
@@ -3500,10 +3503,10 @@ static void *watchdog(void *unused) {
     return unused;
 }
 static void watchdog_start(const char *out, int64_t timeout_s) {
+    if (ranks == 1 || timeout_s == 0) return;
     char *path = text_of("%s/progress", out);
     pthread_t thread;
     sigset_t all, before;
-    if (ranks == 1 || timeout_s == 0) return;
     watch.timeout_s = (double)timeout_s;
     watch.period_s = fmin(5, watch.timeout_s / 10);
     watch.fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
@@ -3529,13 +3532,13 @@ static double lr_at(const Flags *f, uint64_t step) {
     if (s < w) return f->lr * (s + 1) / w;
     double length = (double)f->steps - w, x = length > 0 ? (s - w) / length : 1;
     if (x > 1) x = 1;
-    switch (f->lr_schedule[0]) {
-    case 'l': return f->lr + (final - f->lr) * x;
-    case 'w': return x <= 0.8 ? f->lr : final + (f->lr - final) * (1 - sqrt((x - 0.8) / 0.2));
-    case 'i': return fmax(final, f->lr * sqrt(fmax(w, 1) / (s + 1)));
-    }
-    if (!strcmp(f->lr_schedule, "constant")) return f->lr;
-    return final + (f->lr - final) * (1 + cos(M_PI * x)) / 2;
+    const char *schedule = f->lr_schedule;
+    if (!strcmp(schedule, "constant")) return f->lr;
+    if (!strcmp(schedule, "linear")) return f->lr + (final - f->lr) * x;
+    if (!strcmp(schedule, "cosine")) return final + (f->lr - final) * (1 + cos(M_PI * x)) / 2;
+    if (!strcmp(schedule, "inv_sqrt")) return fmax(final, f->lr * sqrt(fmax(w, 1) / (s + 1)));
+    double y = (x - 0.8) / 0.2; // of wsd
+    return y <= 0 ? f->lr : final + (f->lr - final) * (1 - sqrt(y));
 }
 
 // Before pass i of this rank's n: where its gradients go. Returns whether they are added to others.
@@ -3573,12 +3576,13 @@ static void gpt_reduce_wait(Model *model) {
     comm_wait();
 }
 
-// What the host has to know of a step it reads at once, in gpt_grad_norm: there it waits for the
-// device. Before that, the loss of pass i of N tokens is kept; losses[i] has it afterwards.
+// The host reads all it has to know of a step in one go, in gpt_grad_norm, and there it waits for
+// the device. Until then the device keeps the sum of the N losses of pass i in `totals`.
 static void gpt_keep_loss(Model *model, size_t i, size_t N) {
     sum_values(model->totals + model->layout.num_buckets * PARTS + i, acts_at(model, 0).losses, N);
 }
 // The norm of all gradients together, in double: each rank squares the parts of its shards.
+// losses[i] = what gpt_keep_loss kept of pass i.
 static double gpt_grad_norm(Model *model, double *losses) {
     const Layout *y = &model->layout;
     size_t lo = shard_start(PARTS, rank), hi = shard_start(PARTS, rank + 1);
@@ -3614,8 +3618,7 @@ static int64_t gpt_weights_hash(const Model *model) { // of this rank's bits; 0 
 // ZeRO-1 (Rajbhandari et al. 2020): a rank updates its shards, and gets the others' weights.
 static void gpt_update(Model *model, const Flags *f, double lr, double norm, uint64_t t) {
     const Layout *y = &model->layout;
-    // torch's clip_grad_norm_
-    double clip = f->grad_clip > 0 ? fmin(1, f->grad_clip / (norm + 1e-6)) : 1;
+    double clip = f->grad_clip > 0 ? fmin(1, f->grad_clip / (norm + 1e-6)) : 1; // as in torch
     AdamW h;
     h.is_random = model->is_random;
     h.has_narrow_moments = model->has_narrow_moments;
@@ -3626,12 +3629,11 @@ static void gpt_update(Model *model, const Flags *f, double lr, double norm, uin
     h.step_size = (real)(lr / (1 - pow(f->beta1, (double)t)));
     h.root_correction = (real)(1 / sqrt(1 - pow(f->beta2, (double)t)));
     for (size_t bucket = 0; bucket < y->num_buckets; bucket++) {
-        size_t start = bucket_start(y, bucket), first, count;
-        size_t moment = state_size(model, 'm');
+        size_t start = bucket_start(y, bucket), moment = state_size(model, 'm'), first, count;
         char *m = state_of(model, 'm', bucket, &first, &count);
         char *v = state_of(model, 'v', bucket, &first, &count);
-        real *master = model->master == NULL ? NULL
-                                             : (real *)state_of(model, 'w', bucket, &first, &count);
+        real *master = NULL;
+        if (model->master != NULL) master = (real *)state_of(model, 'w', bucket, &first, &count);
         for (int i = 0; i < NUM_PARAMS; i++) {
             const ParamInfo *p = &y->params[i];
             size_t lo = max_size(p->offset, first);
@@ -3640,13 +3642,11 @@ static void gpt_update(Model *model, const Flags *f, double lr, double norm, uin
             size_t at = lo - first;
             h.keep = (real)(p->is_matrix ? 1 - lr * f->weight_decay : 1);
             h.draw = hash64((uint64_t)f->seed + hash64(t)) + start + lo;
-            adamw_update(model->weights + start + lo, master ? master + at : NULL,
-                         m + at * moment, v + at * moment,
-                         model->grads + start + lo, hi - lo, h);
+            adamw_update(model->weights + start + lo, master ? master + at : NULL, m + at * moment,
+                         v + at * moment, model->grads + start + lo, hi - lo, h);
         }
         if (model->zero)
-            comm_all_gather_start(model->weights + start, y->bucket_count[bucket_scope(y, bucket)],
-                                  sizeof(floatX));
+            comm_all_gather_start(model->weights + start, bucket_count(y, bucket), sizeof(floatX));
     }
     comm_wait();
 }
@@ -3683,6 +3683,10 @@ typedef struct {
     uint32_t crc;             // of the whole stream as it is in the files
 } Data;
 
+static int ends_with(const char *s, const char *end) {
+    size_t length = strlen(s), count = strlen(end);
+    return length > count && !strcmp(s + length - count, end);
+}
 static int is_shard_magic(uint32_t magic) {
     return magic == SHARD_MAGIC_16 || magic == SHARD_MAGIC_32 ||
            magic == __builtin_bswap32(SHARD_MAGIC_16) || magic == __builtin_bswap32(SHARD_MAGIC_32);
@@ -3702,7 +3706,7 @@ static Shard shard_open(const char *path) {
     check(header[1] == version, EXIT_INPUT, "%s: version %d, this program reads %d", path,
           header[1], version);
     check(header[2] > 0, EXIT_INPUT, "%s: token count %d in the header, must be > 0", path,
-        header[2]);
+          header[2]);
     Shard s = { text_of("%s", path), 0, (uint64_t)header[2], magic == SHARD_MAGIC_16 ? 2u : 4u,
                 file.bytes, file.stat.st_mtime };
     uint64_t wanted = SHARD_HEADER_BYTES + s.count * s.token_bytes;
@@ -3713,10 +3717,7 @@ static Shard shard_open(const char *path) {
 }
 // Read count tokens from the stream's position at; windows may span shards.
 static void data_read(const Data *d, uint64_t at, size_t count, int32_t *out) {
-    if (d->memory != NULL) {
-        for (size_t i = 0; i < count; i++) out[i] = (int32_t)d->memory[at + i];
-        return;
-    }
+    if (d->memory != NULL) { memcpy(out, d->memory + at, count * sizeof *out); return; }
     size_t lo = 0, hi = d->num_shards; // the last shard that starts at or before `at`
     while (hi - lo > 1) {
         size_t middle = (lo + hi) / 2;
@@ -3726,12 +3727,12 @@ static void data_read(const Data *d, uint64_t at, size_t count, int32_t *out) {
     for (size_t done = 0; done < count; lo++) {
         const Shard *s = &d->shards[lo];
         uint64_t inside = at + done - s->start;
-        size_t n = (size_t)(s->count - inside < count - done ? s->count - inside : count - done);
+        size_t n = min_size(s->count - inside, count - done);
         InFile file = in_open(s->path);
         check(file.bytes == s->file_bytes && file.stat.st_mtime == s->file_seconds, EXIT_INPUT,
               "%s: changed since the start of the run", s->path);
         in_read(&file, SHARD_HEADER_BYTES + inside * s->token_bytes, out + done,
-            n * s->token_bytes);
+                n * s->token_bytes);
         in_close(&file);
         if (s->token_bytes == 2) for (size_t i = n; i-- > 0; ) { // widen in place, from the end
             uint16_t token;
@@ -3748,14 +3749,14 @@ static void data_check_tokens(Data *d, size_t V, const char *tokenizer) {
     for (size_t k = 0; k < d->num_shards; k++) {
         Shard *s = &d->shards[k];
         for (uint64_t at = 0; at < s->count; at += CHUNK) {
-            size_t n = (size_t)(s->count - at < CHUNK ? s->count - at : CHUNK);
+            size_t n = min_size(s->count - at, CHUNK);
             data_read(d, s->start + at, n, tokens);
             d->crc = crc32c(d->crc, tokens, n * sizeof(int32_t));
             for (size_t i = 0; i < n; i++)
-                check(tokens[i] >= 0 && (size_t)tokens[i] < V, EXIT_INPUT,
-                      "%s: token %" PRIu64 " is %u, the model has vocab_size %zu (tokenizer %s): "
-                "choose the --tokenizer or --vocab_size the shard was made with", s->path, at + i,
-                (unsigned)tokens[i], V, tokenizer);
+                check(tokens[i] >= 0 && (size_t)tokens[i] < V, EXIT_INPUT, "%s: token %" PRIu64
+                      " is %u, the model has vocab_size %zu (tokenizer %s): choose the --tokenizer "
+                      "or --vocab_size the shard was made with", s->path, at + i,
+                      (unsigned)tokens[i], V, tokenizer);
         }
     }
     free(tokens);
@@ -3775,8 +3776,7 @@ static void data_open_text(Data *d, const char *path, const Tokenizer *tokenizer
     check(bytes > 0, EXIT_INPUT, "%s: empty", path);
     if (rank == 0 && (memchr(text, 0, bytes) || !strncmp(text, "%PDF", 4)))
         warn("%s: does not look like plain text (UTF-8); it is taken as it is", path);
-    size_t length = strlen(path);
-    if (rank == 0 && length > 6 && !strcmp(path + length - 6, ".jsonl"))
+    if (rank == 0 && ends_with(path, ".jsonl"))
         warn("%s: taken as plain text; data/tokenize makes shards of the documents in it", path);
     d->crc = crc32c(0, text, bytes);
     d->memory = (uint32_t *)host_alloc(bytes * sizeof(uint32_t));
@@ -3785,24 +3785,22 @@ static void data_open_text(Data *d, const char *path, const Tokenizer *tokenizer
 }
 // source: a text file, a token shard, or a pattern of token shards.
 static Data data_open(const char *source, const Tokenizer *tokenizer, const char *name, size_t V) {
-    Data d;
-    memset(&d, 0, sizeof d);
+    Data d = {};
     d.source = source;
-    glob_t found;
-    memset(&found, 0, sizeof found);
+    glob_t found = {};
     struct stat st;
     int is_literal = stat(source, &st) == 0; // a name that exists is not a pattern, [1] or not
     char *literal[1] = { (char *)source };
     check(is_literal || glob(source, 0, NULL, &found) == 0, EXIT_INPUT, "%s: no such file, and as "
           "a pattern it matches nothing", source);
     char **paths = is_literal ? literal : found.gl_pathv;
-    size_t count = is_literal ? 1 : found.gl_pathc, length = strlen(paths[0]);
+    size_t count = is_literal ? 1 : found.gl_pathc;
     InFile file = in_open(paths[0]);
     uint32_t magic = 0;
     if (file.bytes >= 4) in_read(&file, 0, &magic, 4);
     in_close(&file);
-    int is_bin = length > 4 && !strcmp(paths[0] + length - 4, ".bin");
-    if (is_shard_magic(magic) || count > 1 || is_bin) data_open_shards(&d, paths, count);
+    int is_shards = is_shard_magic(magic) || ends_with(paths[0], ".bin") || count > 1;
+    if (is_shards) data_open_shards(&d, paths, count);
     else data_open_text(&d, paths[0], tokenizer);
     data_check_tokens(&d, V, name);
     if (!is_literal) globfree(&found);
@@ -3902,9 +3900,10 @@ static const char *const tok_unicode[3] = { // Unicode 16.0.0: letters, numbers,
     "IERA$eAZA&'wA$-eK]BEAoA%*_A" };
 
 static Tokenizer tok_new(size_t room) { // room: no more tokens than that
-    Tokenizer t;
-    memset(&t, 0xff, sizeof t); // -1 and TOK_NONE: end_of_text, id_of_byte, byte_of_char
-    memset(&t.bytes, 0, sizeof t.bytes);
+    Tokenizer t = {};
+    t.end_of_text = -1;
+    memset(t.id_of_byte, 0xff, sizeof t.id_of_byte); // TOK_NONE
+    memset(t.byte_of_char, 0xff, sizeof t.byte_of_char); // -1
     t.room = min_size(room, TOK_MAX_VOCAB);
     for (t.mask = 1; t.mask < 2 * t.room; ) t.mask = 2 * t.mask + 1;
     t.tokens = (Token *)host_alloc(t.room * sizeof *t.tokens);
@@ -3912,7 +3911,6 @@ static Tokenizer tok_new(size_t room) { // room: no more tokens than that
     t.pairs = (TokPair *)host_alloc((t.mask + 1) * sizeof *t.pairs);
     memset(t.ids, 0xff, (t.mask + 1) * sizeof *t.ids); // TOK_NONE
     memset(t.pairs, 0xff, (t.mask + 1) * sizeof *t.pairs);
-    t.name = NULL, t.vocab_size = 0, t.num_pairs = 0;
     // GPT-2's files show each byte as a character: 33 to 126, 161 to 172 and 174 to 255 as the one
     // of that number, the other 68, in order, as U+0100 to U+0143.
     for (int b = 0, next = 256; b < 256; b++) {
@@ -3927,7 +3925,9 @@ static Tokenizer tok_new(size_t room) { // room: no more tokens than that
             if (*c < '@') { run = 28 * run + (size_t)(*c - '#'); continue; }
             run = 63 * run + (size_t)(*c - '@');
             if (inside) memset(t.class_of + at, k + 1, run);
-            at += run, run = 0, inside = !inside;
+            inside = !inside;
+            at += run;
+            run = 0;
         }
     }
     return t;
@@ -4022,7 +4022,7 @@ static size_t tok_merge(const Tokenizer *t, uint32_t *id, const char *s, size_t 
         id[right] = TOK_NONE;
         right = left + t->tokens[id[left]].bytes;
         if (right < n) tok_push(&heap, t, id, left, right);
-        while (last > 0 && id[--last] == TOK_NONE) { }
+        while (last > 0 && id[--last] == TOK_NONE) { } // back to the token before
         if (last < left) tok_push(&heap, t, id, last, left);
     }
     size_t count = 0;
@@ -4084,12 +4084,13 @@ static void tok_add_merges(Tokenizer *t) { // of all tokens, whose ids are their
     for (uint32_t id = 0; id < t->vocab_size; id++)
         if (!t->tokens[id].whole && (int)id != t->end_of_text) tok_add_merge(t, id, 0);
 }
+// The bytes that the characters of a token stand for; one with other characters stands for itself.
 static size_t tok_from_chars(const Tokenizer *t, char *out, const char *s, size_t bytes) {
     size_t count = 0;
     for (size_t at = 0; at < bytes; ) {
         uint32_t u;
         at += utf8_get(&u, s + at, bytes - at);
-        if (u >= 324 || t->byte_of_char[u] < 0) { memcpy(out, s, bytes); return bytes; } // as it is
+        if (u >= 324 || t->byte_of_char[u] < 0) { memcpy(out, s, bytes); return bytes; }
         out[count++] = (char)t->byte_of_char[u];
     }
     return count;
@@ -4134,7 +4135,10 @@ static void tok_read_ranks(Tokenizer *t, const char *text) { // gpt2.tiktoken: l
         size_t count = 0;
         for (const char *d; *text && (d = strchr(digits, *text)) && count < sizeof s; text++) {
             bits = bits << 6 | (uint32_t)(d - digits);
-            if ((num_bits += 6) >= 8) s[count++] = (char)(bits >> (num_bits -= 8));
+            num_bits += 6;
+            if (num_bits < 8) continue;
+            num_bits -= 8;
+            s[count++] = (char)(bits >> num_bits);
         }
         text += strspn(text, "=");
         uint64_t id = strtoull(text, &end, 10);
@@ -4173,20 +4177,32 @@ static int json_find(Json *value, Json object, const char *key) { // 0: not ther
     }
     return 0;
 }
-// A tokenizer.json, if it asks for no more than is done here, or a vocab.json {"token": id, ...}:
-// then the result is 1, as the merges are missing.
+static void tok_read_vocab(Tokenizer *t, Json j) { // {"token": id, ...}
+    char s[TOK_LINE], key[TOK_LINE];
+    for (json_enter(&j, '{'); json_more(&j, '}'); ) {
+        json_key(&j, key, sizeof key);
+        uint64_t id = json_count(&j);
+        tok_add(t, id, s, tok_from_chars(t, s, key, strlen(key)));
+    }
+}
+// A tokenizer.json, if it asks for no more than is done here, or a vocab.json: then the result is
+// 1, as the merges are missing.
 static int tok_read_json(Tokenizer *t, Json top) {
     static const char *const rules[][3] = { { "model", "type", "\"BPE\"" },
         { "pre_tokenizer", "type", "\"ByteLevel\"" }, { "pre_tokenizer", "use_regex", "true" },
         { "pre_tokenizer", "add_prefix_space", "false" }, { "model", "dropout", "null" },
         { "model", "continuing_subword_prefix", "\"\"" }, { "model", "end_of_word_suffix", "\"\"" },
         { "model", "byte_fallback", "false" }, { "model", "ignore_merges", "false" } };
-    char s[TOK_LINE], key[TOK_LINE];
+    char s[TOK_LINE];
     Json model = top, value = top, j;
     json_skip(&value);
     tok_check(json_peek(&value) == 0, "byte %td: text after the JSON object", value.at - top.text);
-    int is_vocab = !json_find(&model, top, "model") || *model.at != '{';
-    for (size_t i = 0; i < sizeof rules / sizeof *rules && !is_vocab; i++) {
+    if (!json_find(&model, top, "model") || *model.at != '{') { // in a vocab.json: "model": id
+        tok_read_vocab(t, top);
+        tok_check_all(t);
+        return 1;
+    }
+    for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
         const char *const *r = rules[i];
         tok_check(json_find(&j, top, r[0]), "no %s: not byte-level BPE", r[0]);
         int size = json_find(&value, j, r[1]) ? (int)min_size(strcspn(value.at, ",}\n"), 99) : 0;
@@ -4194,21 +4210,16 @@ static int tok_read_json(Tokenizer *t, Json top) {
                   "only %s is supported (byte-level BPE as in GPT-2)", r[0], r[1], size, value.at,
                   r[2]);
     }
-    tok_check(is_vocab || !json_find(&j, top, "normalizer"), "a %s: not supported", "normalizer");
-    tok_check(is_vocab || json_find(&value, model, "vocab"), "the model has no %s", "vocab");
-    for (j = is_vocab ? top : value, json_enter(&j, '{'); json_more(&j, '}'); ) {
-        json_key(&j, key, sizeof key);
-        uint64_t id = json_count(&j);
-        tok_add(t, id, s, tok_from_chars(t, s, key, strlen(key)));
-    }
-    if (!is_vocab && json_find(&j, top, "added_tokens"))
+    tok_check(!json_find(&j, top, "normalizer"), "a %s: not supported", "normalizer");
+    tok_check(json_find(&value, model, "vocab"), "the model has no %s", "vocab");
+    tok_read_vocab(t, value);
+    if (json_find(&j, top, "added_tokens"))
         for (json_enter(&j, '['); json_more(&j, ']'); json_skip(&j)) {
             uint64_t id = json_find(&value, j, "id") ? json_count(&value) : TOK_NONE;
             size_t count = json_find(&value, j, "content") ? json_string(&value, s, sizeof s) : 0;
             if (id >= t->room || t->tokens[id].bytes == 0) tok_add(t, id, s, count);
         }
     tok_check_all(t);
-    if (is_vocab) return 1;
     tok_check(json_find(&j, model, "merges"), "the model has no %s", "merges");
     for (json_enter(&j, '['); json_more(&j, ']'); ) { // "left right", or ["left", "right"]
         int is_pair = json_peek(&j) == '[';
@@ -4255,39 +4266,47 @@ static char *tok_file_in(const char *folder, int from) {
     }
     return NULL;
 }
+static char *tok_gpt2_file(void) {
+    const char *env = getenv("GPT_DATA");
+    char *data = text_of("%s/tokenizer", env ? env : "."), *path = NULL;
+    const char *folders[] = { "data", data, "../shared/data/tokenizer" };
+    for (int i = 0; i < 3 && path == NULL; i++) path = tok_file_in(folders[i], 2);
+    check(path != NULL, EXIT_INPUT, "gpt2: no vocab.bpe, gpt2.tiktoken or merges.txt in data/ or "
+          "$GPT_DATA/tokenizer/: data/get.sh gpt2 gets it");
+    free(data);
+    return path;
+}
+static Tokenizer tok_of_bytes(void) {
+    Tokenizer t = tok_new(257);
+    for (uint32_t id = 0; id < 256; id++) {
+        char byte = (char)id;
+        tok_add(&t, id, &byte, 1);
+    }
+    tok_add(&t, 256, TOK_END, strlen(TOK_END));
+    t.name = text_of("bytes");
+    return t;
+}
 // spec: "bytes", "gpt2", a file, or a folder with one.
 static Tokenizer tok_load(const char *spec) {
-    int is_gpt2 = !strcmp(spec, "gpt2"), wants_more = strcmp(spec, "bytes") != 0;
-    const char *env = getenv("GPT_DATA");
-    char *path = NULL, *data = text_of("%s/tokenizer", env ? env : ".");
-    const char *folders[] = { is_gpt2 ? "data" : spec, data, "../shared/data/tokenizer" };
-    for (int f = 0; f < (is_gpt2 ? 3 : 1) && path == NULL; f++)
-        path = tok_file_in(folders[f], is_gpt2 ? 2 : 0);
-    check(path != NULL || !is_gpt2, EXIT_INPUT, "gpt2: no vocab.bpe, gpt2.tiktoken or merges.txt "
-          "in data/ or $GPT_DATA/tokenizer/: data/get.sh gpt2 gets it");
+    if (!strcmp(spec, "bytes")) return tok_of_bytes();
     struct stat st;
-    check(path != NULL || stat(spec, &st) != 0 || !S_ISDIR(st.st_mode), EXIT_INPUT, "%s: a folder "
-          "without a tokenizer.json, vocab.json, vocab.bpe or merges.txt", spec);
-    if (path == NULL) path = text_of("%s", spec);
-    Tokenizer t;
-    memset(&t, 0, sizeof t);
-    if (!wants_more) t = tok_new(257);
-    for (int b = 0; b < 257 && !wants_more; b++) {
-        char byte = (char)b;
-        tok_add(&t, (uint64_t)b, b < 256 ? &byte : TOK_END, b < 256 ? 1 : strlen(TOK_END));
-    }
-    while (wants_more) {
+    int is_gpt2 = !strcmp(spec, "gpt2"), lacks_merges = 1;
+    int is_folder = stat(spec, &st) == 0 && S_ISDIR(st.st_mode);
+    char *path = is_gpt2 ? tok_gpt2_file() : is_folder ? tok_file_in(spec, 0) : text_of("%s", spec);
+    check(path != NULL, EXIT_INPUT, "%s: a folder without a tokenizer.json, vocab.json, vocab.bpe "
+          "or merges.txt", spec);
+    Tokenizer t = {};
+    while (lacks_merges) {
         size_t bytes;
         char *text = in_read_all(path, TOK_MAX_FILE, &bytes);
-        wants_more = tok_parse(&t, path, text, bytes);
-        free(text);
-        text = path_beside(path, "merges.txt");
-        free(path);
-        path = text;
+        lacks_merges = tok_parse(&t, path, text, bytes);
+        char *beside = path_beside(path, "merges.txt");
+        free(text), free(path);
+        path = beside;
     }
     check(!is_gpt2 || t.vocab_size == 50257, EXIT_INPUT, "%s: %u tokens, wanted GPT-2's 50257",
           t.name, t.vocab_size);
-    free(path), free(data), free(t.name);
+    free(path), free(t.name);
     t.name = text_of("%s", spec);
     return t;
 }
@@ -4376,8 +4395,8 @@ static void print_bytes(FILE *file, const char *bytes, size_t count) {
 }
 
 // Tokens at positions first .. first+n-1 of one sequence whose earlier keys and values are in the
-// cache: runs the layers on these n rows alone. Returns the last row's logits (V values).
-static real *gpt_extend(Model *model, const int32_t *tokens, size_t n, size_t first, real *logits) {
+// cache: runs the layers on these n rows alone. logits (V) are the last row's.
+static void gpt_extend(Model *model, const int32_t *tokens, size_t n, size_t first, real *logits) {
     size_t C = model->config.C, rows = 0;
     Acts a = acts_at(model, 0);
     for (size_t done = 0; done < n; done += rows) { // as many as the activations have room for
@@ -4388,7 +4407,6 @@ static real *gpt_extend(Model *model, const int32_t *tokens, size_t n, size_t fi
     matmul_forward(a.logits, NULL, a.lnf + (rows - 1) * C, params_at(model, 0).wte, NULL, NULL, 1,
                    C, model->config.Vp);
     values_to_host(logits, a.logits, model->config.V);
-    return logits;
 }
 
 typedef struct { real logit; int32_t id; } Candidate;
@@ -4418,7 +4436,7 @@ static int32_t sample_token(const real *logits, Candidate *candidates, size_t V,
     for (size_t i = 0; i < count; i++) sum += exp((candidates[i].logit - max) / f->temperature);
     for (size_t i = 0; i < count && f->top_p < 1; i++) {
         reached += exp((candidates[i].logit - max) / f->temperature);
-        if (reached >= f->top_p * sum) { count = i + 1; sum = reached; }
+        if (reached >= f->top_p * sum) { count = i + 1; sum = reached; } // the last one
     }
     double left = uniform * sum;
     for (size_t i = 0; i + 1 < count; i++) {
@@ -4433,17 +4451,14 @@ static int32_t sample_token(const real *logits, Candidate *candidates, size_t V,
 static size_t gpt_sample(Model *model, const Tokenizer *tokenizer, const Flags *f,
                          const char *prompt, size_t wanted, uint64_t draw, FILE *file) {
     size_t bytes = strlen(prompt), count = 0, V = model->config.V;
-    uint32_t *encoded = (uint32_t *)host_alloc((bytes + 1) * sizeof(uint32_t));
-    if (bytes > 0) count = tok_encode(tokenizer, prompt, bytes, encoded);
-    else encoded[count++] = tokenizer->end_of_text >= 0 ? (uint32_t)tokenizer->end_of_text : 0;
-    int32_t *tokens = (int32_t *)host_alloc((count + wanted) * sizeof(int32_t));
+    int32_t *tokens = (int32_t *)host_alloc((bytes + 1 + wanted) * sizeof(int32_t));
     real *logits = (real *)host_alloc(V * sizeof(real));
     Candidate *candidates = (Candidate *)host_alloc(V * sizeof(Candidate));
-    for (size_t i = 0; i < count; i++) {
-        check(encoded[i] < V, EXIT_USAGE, "the prompt has token %u, the model's vocab_size is %zu",
-              encoded[i], V);
-        tokens[i] = (int32_t)encoded[i];
-    }
+    if (bytes > 0) count = tok_encode(tokenizer, prompt, bytes, (uint32_t *)tokens);
+    else tokens[count++] = tokenizer->end_of_text >= 0 ? tokenizer->end_of_text : 0;
+    for (size_t i = 0; i < count; i++)
+        check((size_t)tokens[i] < V, EXIT_USAGE, "the prompt has token %d, the model's vocab_size "
+              "is %zu", tokens[i], V);
     print_bytes(file, prompt, bytes);
     size_t begin = 0, cached = 0; // the cache holds tokens begin .. begin + cached - 1
     const size_t of_prompt = count;
@@ -4463,7 +4478,7 @@ static size_t gpt_sample(Model *model, const Tokenizer *tokenizer, const Flags *
         progress_mark("a sampled token");
     }
     print_bytes(file, "\n", 1);
-    free(encoded), free(tokens), free(logits), free(candidates);
+    free(tokens), free(logits), free(candidates);
     return count - of_prompt;
 }
 
@@ -4493,7 +4508,8 @@ typedef struct St {
 } St;
 enum { CKPT_VERSION = 1, ST_MAX_HEADER = 100000000, ST_MAX_ENTRIES = 100000 };
 
-// The CRC of a header covers the header with zeros in the place of this CRC. Returns that place.
+// The CRC of a header covers the header with zeros in the place of this CRC. Returns that place, or
+// NULL where a header has none.
 static char *st_header_crc(char *header, uint32_t *crc) {
     static const char key[] = "\"header_crc32c\":\"";
     char *at = strstr(header, key), was[8];
@@ -4506,9 +4522,8 @@ static char *st_header_crc(char *header, uint32_t *crc) {
     return at;
 }
 static size_t dtype_bytes(const char *dtype) {
-    return !strcmp(dtype, "F64") || !strcmp(dtype, "I64") ? 8 :
-           !strcmp(dtype, "F32") || !strcmp(dtype, "I32") ? 4 :
-           !strcmp(dtype, "BF16") || !strcmp(dtype, "F16") ? 2 : 1;
+    return is_choice("F64|I64", dtype) ? 8 : is_choice("F32|I32", dtype) ? 4 :
+           is_choice("F16|BF16", dtype) ? 2 : 1;
 }
 static void st_read_tensor(St *st, Json *j, StTensor *t) {
     char key[32];
@@ -4546,14 +4561,28 @@ static void st_close(St *st) {
     if (st->next != NULL) st_close(st->next);
     free(st->next);
     for (size_t i = 0; i < st->num_metas; i++) free(st->metas[i].value);
-    free(st->metas);
-    free(st->tensors);
+    free(st->metas), free(st->tensors);
     memset(st, 0, sizeof *st);
 }
 static const char *st_meta(const St *st, const char *key) {
     for (size_t i = 0; i < st->num_metas; i++)
         if (!strcmp(st->metas[i].key, key)) return st->metas[i].value;
     return NULL;
+}
+static void st_read_metas(St *st, Json *j) {
+    for (json_enter(j, '{'); json_more(j, '}'); ) {
+        check(st->num_metas < ST_MAX_ENTRIES, EXIT_INPUT, "%s: over %d entries", j->path,
+              ST_MAX_ENTRIES);
+        st->metas = (StMeta *)host_grow(st->metas, (st->num_metas + 1) * sizeof(StMeta));
+        StMeta *m = &st->metas[st->num_metas++];
+        m->value = NULL;
+        json_key(j, m->key, sizeof m->key);
+        Json ahead = *j; // the value is not longer than its text
+        json_skip(&ahead);
+        size_t room = (size_t)(ahead.at - j->at) + 8;
+        m->value = (char *)host_alloc(room);
+        json_string(j, m->value, room);
+    }
 }
 static void st_open(St *st, const char *path) {
     memset(st, 0, sizeof *st);
@@ -4575,19 +4604,7 @@ static void st_open(St *st, const char *path) {
     for (json_enter(&j, '{'); json_more(&j, '}'); ) {
         json_key(&j, name, sizeof name);
         if (!strcmp(name, "__metadata__")) {
-            for (json_enter(&j, '{'); json_more(&j, '}'); ) {
-                check(st->num_metas < ST_MAX_ENTRIES, EXIT_INPUT, "%s: over %d entries", path,
-                      ST_MAX_ENTRIES);
-                st->metas = (StMeta *)host_grow(st->metas, (st->num_metas + 1) * sizeof(StMeta));
-                StMeta *m = &st->metas[st->num_metas++];
-                m->value = NULL;
-                json_key(&j, m->key, sizeof m->key);
-                Json ahead = j; // the value is not longer than its text
-                json_skip(&ahead);
-                size_t room = (size_t)(ahead.at - j.at) + 8;
-                m->value = (char *)host_alloc(room);
-                json_string(&j, m->value, room);
-            }
+            st_read_metas(st, &j);
             continue;
         }
         check(st->num_tensors < ST_MAX_ENTRIES, EXIT_INPUT, "%s: over %d tensors", path,
@@ -4646,12 +4663,13 @@ static real st_value(const StTensor *t, const void *data, size_t i) {
     float single;
     double value;
     uint16_t half;
-    if (!strcmp(t->dtype, "F32")) return memcpy(&single, from + 4 * i, 4), single;
-    if (!strcmp(t->dtype, "F64")) return memcpy(&value, from + 8 * i, 8), (real)value;
+    if (!strcmp(t->dtype, "F32")) { memcpy(&single, from + 4 * i, 4); return single; }
+    if (!strcmp(t->dtype, "F64")) { memcpy(&value, from + 8 * i, 8); return (real)value; }
     memcpy(&half, from + 2 * i, 2);
     if (!strcmp(t->dtype, "F16")) return (real)half_to_double(half);
     uint32_t bits = (uint32_t)half << 16; // BF16
-    return memcpy(&single, &bits, 4), single;
+    memcpy(&single, &bits, 4);
+    return single;
 }
 // Tensor `name` as parameter p lies in memory: (rows,cols), padding rows zero. The caller frees it.
 static real *st_param(const St *st, const ParamInfo *p, const char *name) {
@@ -4665,9 +4683,8 @@ static real *st_param(const St *st, const ParamInfo *p, const char *name) {
     check(t->num_dims == num_dims && t->dims[0] == d0 && (num_dims == 1 || t->dims[1] == d1),
           EXIT_INPUT, "%s: %s has shape (%" PRIu64 ",%" PRIu64 "), the model needs (%" PRIu64 ",%"
           PRIu64 ")", st->file.path, name, t->dims[0], t->num_dims > 1 ? t->dims[1] : 1, d0, d1);
-    check(!strcmp(t->dtype, "F32") || !strcmp(t->dtype, "F64") || !strcmp(t->dtype, "F16") ||
-          !strcmp(t->dtype, "BF16"), EXIT_INPUT, "%s: %s has type %s, want F32, F64, F16 or BF16",
-          st->file.path, name, t->dtype);
+    check(is_choice("F32|F64|F16|BF16", t->dtype), EXIT_INPUT, "%s: %s has type %s, want F32, F64, "
+          "F16 or BF16", st->file.path, name, t->dtype);
     void *data = st_bytes(st, t);
     real *out = (real *)host_alloc(p->rows * p->cols * sizeof(real));
     for (size_t i = 0; i < p->file_rows; i++) for (size_t j = 0; j < p->cols; j++)
@@ -4711,7 +4728,7 @@ static void param_name(char *out, size_t room, char group, const ParamInfo *p, s
                   bucket - 1, layer + 3);
 }
 static Text st_header(const SaveItem *items, size_t count, const Layout *y, const char *meta) {
-    Text t = { NULL, 0, 0 };
+    Text t = {};
     uint64_t offset = 0;
     text_add(&t, "{\"__metadata__\":{\"format\":\"pt\",\"version\":\"%d\","
              "\"header_crc32c\":\"00000000\"%s", CKPT_VERSION, meta);
@@ -4759,9 +4776,9 @@ static int st_save(const char *path, const Model *model, const char *groups, con
     out_write(&f, header.at, header.count);
     for (size_t k = 0; k < count; k++) { // to the end, for the other ranks' sake
         const ParamInfo *p = &y->params[items[k].param];
-        int is_next = k == 0 || items[k].bucket != items[k - 1].bucket;
-        if (is_next || items[k].group != items[k - 1].group)
-            bucket_to_host(values, model, items[k].group, items[k].bucket);
+        int is_same_bucket = k > 0 && items[k].bucket == items[k - 1].bucket &&
+                             items[k].group == items[k - 1].group;
+        if (!is_same_bucket) bucket_to_host(values, model, items[k].group, items[k].bucket);
         const real *from = values + p->offset;
         for (size_t i = 0; items[k].group == 'w' && i < p->rows * p->cols; i++)
             if (!isfinite(from[i])) f.error = EDOM; // never saved
@@ -4806,7 +4823,7 @@ static void remove_folder(const char *path) { // of files only; what cannot be r
     if (rmdir(path) != 0 && errno != ENOENT) warn("cannot remove %s: %s", path, strerror(errno));
 }
 static Text config_json(const Config *c, const Tokenizer *tokenizer) {
-    Text t = { NULL, 0, 0 };
+    Text t = {};
     text_add(&t, "{\n  \"architectures\": [\"GPT2LMHeadModel\"],\n  \"model_type\": \"gpt2\",\n"
              "  \"activation_function\": \"gelu_new\",\n  \"layer_norm_epsilon\": 1e-05,\n"
              "  \"n_layer\": %zu,\n  \"n_head\": %zu,\n  \"n_embd\": %zu,\n  \"n_positions\": "
@@ -4912,19 +4929,19 @@ static void gpt_load(Model *model, const St *st, const char *groups) {
     size_t room = largest_bucket(y);
     real *values = (real *)host_alloc(room * sizeof(real));
     for (const char *g = groups; *g; g++)
-      for (size_t bucket = 0; bucket < y->num_buckets; bucket++) {
-        memset(values, 0, room * sizeof(real));
-        for (int i = 0; i < NUM_PARAMS; i++) {
-            const ParamInfo *p = &y->params[i];
-            if (p->scope != bucket_scope(y, bucket)) continue;
-            char name[128];
-            param_name(name, sizeof name, *g, p, bucket);
-            real *param = st_param(st, p, *g == 'w' ? name + strlen("transformer.") : name);
-            memcpy(values + p->offset, param, p->rows * p->cols * sizeof(real));
-            free(param);
+        for (size_t bucket = 0; bucket < y->num_buckets; bucket++) {
+            memset(values, 0, room * sizeof(real));
+            for (int i = 0; i < NUM_PARAMS; i++) {
+                const ParamInfo *p = &y->params[i];
+                if (p->scope != bucket_scope(y, bucket)) continue;
+                char name[128];
+                param_name(name, sizeof name, *g, p, bucket);
+                real *param = st_param(st, p, *g == 'w' ? name + strlen("transformer.") : name);
+                memcpy(values + p->offset, param, p->rows * p->cols * sizeof(real));
+                free(param);
+            }
+            bucket_to_dev(model, *g, bucket, values);
         }
-        bucket_to_dev(model, *g, bucket, values);
-    }
     free(values);
 }
 // A configuration from a config.json; anything but GPT-2 as we compute it is refused by name.
@@ -4934,8 +4951,7 @@ static Config config_read(const char *path) {
         { "add_cross_attention", "false" } };
     size_t bytes, inner = 0;
     char *text = in_read_all(path, 1 << 20, &bytes), key[128], value[128];
-    Config c;
-    memset(&c, 0, sizeof c);
+    Config c = {};
     Json j = json_open(path, text, bytes);
     for (json_enter(&j, '{'); json_more(&j, '}'); ) {
         json_key(&j, key, sizeof key);
@@ -4974,12 +4990,11 @@ static char *init_file(const char *path, Config *c) {
     char *index = text_of("%s.index.json", file), *config = path_beside(file, "config.json");
     int is_sharded = is_folder && access(file, F_OK) != 0 && access(index, F_OK) == 0;
     *c = config_read(config);
-    free(config);
-    free(is_sharded ? file : index);
+    free(config), free(is_sharded ? file : index);
     return is_sharded ? index : file;
 }
-// A model in several files, which {"weight_map": {"name of a tensor": "file", ...}} names; what is
-// in which one, they tell themselves.
+// A model in several files, which {"weight_map": {"name of a tensor": "file", ...}} names. Which
+// tensors are in which file is taken from the files' own headers.
 static void st_open_index(St *st, const char *path) {
     size_t bytes;
     char *text = in_read_all(path, ST_MAX_HEADER, &bytes), key[128], name[256];
@@ -5019,14 +5034,13 @@ static void ckpt_state(const Ckpt *c, State *state) {
     const char *files = st_meta(&c->state, "train_files"); // the first release had none
     snprintf(state->train_files, sizeof state->train_files, "%s", files != NULL ? files : "?");
     const char *text = st_meta(&c->state, "window");
-    char *end = (char *)text;
-    for (int i = 0; i < 2 * WINDOW && end != NULL; i++) {
-        state->window[i] = strtod(text, &end);
-        end = end > text && *end == ' ' && isfinite(state->window[i]) ? end + 1 : NULL;
-        text = end;
+    int count = 0; // of numbers, each with a space after it
+    for (char *end; text != NULL && count < 2 * WINDOW; count++, text = end + 1) {
+        state->window[count] = strtod(text, &end);
+        if (end == text || *end != ' ' || !isfinite(state->window[count])) break;
     }
-    check(end != NULL && !*text, EXIT_INPUT, "%s: metadata window: want %d numbers",
-          c->state.file.path, 2 * WINDOW);
+    check(text != NULL && count == 2 * WINDOW && !*text, EXIT_INPUT, "%s: metadata window: want %d "
+          "numbers", c->state.file.path, 2 * WINDOW);
 }
 // Verify everything in the checkpoint; a fault ends in check().
 static void ckpt_verify(Ckpt *c, uint64_t step) {
@@ -5047,8 +5061,7 @@ static void ckpt_verify(Ckpt *c, uint64_t step) {
         char *file = text_of("%s/%s", c->folder, ckpt_texts[i]);
         char *text = in_read_all(file, 1 << 28, &bytes);
         crc = crc32c(crc, text, bytes);
-        free(text);
-        free(file);
+        free(text), free(file);
     }
     check(ckpt_number(c, "text_crc") == crc, EXIT_INPUT, "%s/config.json, or a file of the "
           "tokenizer beside it, has not the CRC-32C in the state: damaged", c->folder);
@@ -5118,31 +5131,30 @@ static size_t num_micro_batches(const Flags *f) { // of one process in one step
     return (size_t)(total / micro);
 }
 
-static void print_plan(const Model *planned, const Flags *f) {
-    Model model = *planned;
+static void print_plan(Model *model, const Flags *f) {
+    if (rank > 0) return;
     BufferInfo infos[NUM_BUFFERS];
-    gpt_plan(&model, infos);
-    const Config *c = &model.config;
-    size_t total_bytes = 0, step_tokens = num_micro_batches(f) * model.B * model.T * (size_t)ranks;
+    gpt_plan(model, infos);
+    const Config *c = &model->config;
+    size_t total_bytes = 0, step_tokens = model->passes * model->B * model->T * (size_t)ranks;
     for (int i = 0; i < NUM_BUFFERS; i++) total_bytes += infos[i].bytes;
     double tokens = (double)step_tokens * (double)f->steps;
-    double flops = 3 * flops_per_token(c, model.T);
-    double parameters = (double)model.layout.num_parameters, peak = dev_peak_flops() * ranks;
-    Text t = { NULL, 0, 0 };
-    text_add(&t, "{\"parameters\":%zu,\"flops_per_token\":%.17g,\"tokens\":%.17g,\"flops\":%.17g,"
-             "\"peak_flops\":%.6g,\"bytes\":%zu,\"buffers\":{", model.layout.num_parameters, flops,
-             tokens, flops * tokens, peak, total_bytes);
-    for (int i = 0; i < NUM_BUFFERS; i++)
-        text_add(&t, "%s\"%s\":%zu", i ? "," : "", infos[i].what, infos[i].bytes);
-    text_add(&t, "}}\n");
-    if (f->json) { printf("%s", t.at); free(t.at); return; }
-    free(t.at);
+    double flops = 3 * flops_per_token(c, model->T);
+    double parameters = (double)model->layout.num_parameters, peak = dev_peak_flops() * ranks;
+    if (f->json) {
+        printf("{\"parameters\":%zu,\"flops_per_token\":%.17g,\"tokens\":%.17g,\"flops\":%.17g,"
+               "\"peak_flops\":%.6g,\"bytes\":%zu,\"buffers\":{", model->layout.num_parameters,
+               flops, tokens, flops * tokens, peak, total_bytes);
+        for (int i = 0; i < NUM_BUFFERS; i++)
+            printf("%s\"%s\":%zu", i ? "," : "", infos[i].what, infos[i].bytes);
+        printf("}}\n");
+        return;
+    }
     printf("model       %zu parameters: %zu layers, %zu heads, %zu channels, vocabulary %zu "
-           "(padded to %zu), up to %zu positions\n", model.layout.num_parameters, c->L, c->NH, c->C,
-           c->V, c->Vp, c->maxT);
+           "(padded to %zu), up to %zu positions\n", model->layout.num_parameters, c->L, c->NH,
+           c->C, c->V, c->Vp, c->maxT);
     printf("step        %zu tokens: %zu micro-batches of %zu x %zu on %d processes; %.4g FLOPs\n",
-           step_tokens, num_micro_batches(f), model.B, model.T, ranks,
-           flops * (double)step_tokens);
+           step_tokens, model->passes, model->B, model->T, ranks, flops * (double)step_tokens);
     printf("run         %" PRId64 " steps, %.4g tokens, %.4g FLOPs (6 N D says %.4g); at this "
            "machine's %.4g FLOP/s and 50 %%: %.3g days\n", f->steps, tokens, flops * tokens,
            textbook_train_flops(parameters, tokens), peak,
@@ -5150,13 +5162,12 @@ static void print_plan(const Model *planned, const Flags *f) {
     for (int i = 0; i < NUM_BUFFERS; i++)
         printf("memory      %12zu bytes  %s\n", infos[i].bytes, infos[i].what);
     printf("memory      %12zu bytes  in all, of %zu free\n", total_bytes, dev_bytes_free());
-    for (int i = 0; i < NUM_ACTS; i++)
-        printf("activation  %12zu bytes  %zu x %s\n",
-               model.act_infos[i].copies * model.act_infos[i].bytes, model.act_infos[i].copies,
-               model.act_infos[i].name);
+    for (const ActInfo *a = model->act_infos; a < model->act_infos + NUM_ACTS; a++)
+        printf("activation  %12zu bytes  %zu x %s\n", a->copies * a->bytes, a->copies, a->name);
     printf("textbook    16 bytes a parameter for mixed-precision Adam: %.4g; 16-bit activations of "
-           "a layer: %.4g\n", textbook_adam_bytes(parameters), textbook_layer_bytes((double)model.T,
-           (double)model.B, (double)c->C, (double)c->NH, 1));
+           "a layer: %.4g\n", textbook_adam_bytes(parameters),
+           textbook_layer_bytes((double)model->T, (double)model->B, (double)c->C,
+                                (double)c->NH, 1));
 }
 
 // --- 14.1 where the time goes ---
@@ -5199,7 +5210,7 @@ static void clock_lap(Clock *clock, int phase) { // the time since the last lap 
 // --- 14.2 log: one JSON object a line ---
 typedef struct { OutFile file; int has_failed; } Log;
 
-static void log_line(Log *log, Text *line) { // frees the line; a part of one does not stay
+static void log_line(Log *log, Text *line) { // frees it; one that cannot be written whole is undone
     OutFile *f = &log->file;
     off_t end = f->path != NULL ? lseek(f->fd, 0, SEEK_END) : -1; // -1: a pipe
     text_add(line, "\n");
@@ -5255,56 +5266,51 @@ static int stop_agreed(void) { // has a signal asked any rank to stop? All ranks
     comm_max_int(&is_asked, 1);
     return (int)is_asked;
 }
-static void signals_install(int is_ready) { // while a run is being set up, the first ^C ends it
-    struct sigaction action;
-    memset(&action, 0, sizeof action);
-    action.sa_handler = on_signal;
-    action.sa_flags = SA_RESTART;
-    sigaction(SIGUSR1, &action, NULL);
-    sigaction(SIGUSR2, &action, NULL);
+// While a run is being set up, the first ^C ends it. With the signal() of glibc, musl and BSD a
+// handler stays installed, and a read that was interrupted goes on.
+static void signals_install(int is_ready) {
+    signal(SIGUSR1, on_signal);
+    signal(SIGUSR2, on_signal);
     signal(SIGPIPE, SIG_IGN); // a closed pipe is a write error, not the end,
     signal(SIGXFSZ, SIG_IGN); // and so is a file that grows over `ulimit -f`
     if (!is_ready) return;
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
+    signal(SIGINT, on_signal);
+    signal(SIGTERM, on_signal);
 }
 
 // --- 15.1 loss on held-out data ---
 typedef struct { double loss, bits_per_byte; uint64_t tokens; } Evaluation;
 
 // Mean loss over the first max_samples windows (0: all), and the same in bits per byte of text; NaN
-// where the tokenizer does not know a token.
-// Rank r takes every ranks-th batch from r on.
+// where the tokenizer does not know a token. Rank r takes every ranks-th batch from r on.
 static Evaluation evaluate(Run *run, Data *d, uint64_t max_samples) {
     Model *model = &run->model;
     size_t B = model->B, T = d->T;
     uint64_t samples = d->num_windows;
     if (max_samples > 0 && max_samples < samples) samples = max_samples;
-    size_t batches = (size_t)((samples + B - 1) / B);
-    double sum = 0, bytes = 0, *sums = (double *)host_alloc(2 * batches * sizeof(double));
+    size_t batches = div_up(samples, B);
+    double sum = 0, bytes = 0, *sums = (double *)host_alloc(batches * sizeof(double));
     for (size_t k = (size_t)rank; k < batches && !stop_signal; k += (size_t)ranks) {
         uint64_t first = (uint64_t)k * B;
-        size_t count = (size_t)(samples - first < B ? samples - first : B);
+        size_t count = min_size(samples - first, B);
         data_batch(d, first, count, run->batch, run->window);
         to_dev(model->tokens, run->batch, 2 * count * T * sizeof(int32_t));
         gpt_forward(model, model->tokens, count, T, NO_CACHE);
         gpt_head(model, model->tokens + count * T, count * T, 0, 0);
-        sums[2 * k] = gpt_loss(model, count * T);
+        sums[k] = gpt_loss(model, count * T);
         for (size_t i = 0; i < count * T; i++) {
             uint32_t token = (uint32_t)run->batch[count * T + i];
             size_t length = 0; // of text: the end of one has none
             int is_known = token < run->tokenizer.vocab_size; // V may be larger
             if (is_known) tok_bytes(&run->tokenizer, token, &length);
             if ((int)token == run->tokenizer.end_of_text) length = 0;
-            sums[2 * k + 1] += is_known ? (double)length : NAN;
+            bytes += is_known ? (double)length : NAN;
         }
         progress_mark("a validation batch");
     }
-    comm_sum(sums, 2 * batches);
-    for (size_t k = 0; k < batches; k++) {
-        sum += sums[2 * k];
-        bytes += sums[2 * k + 1];
-    }
+    comm_sum(sums, batches);
+    comm_sum(&bytes, 1);
+    for (size_t k = 0; k < batches; k++) sum += sums[k];
     free(sums);
     Evaluation e = { sum / (double)(samples * T), sum / M_LN2 / bytes, samples * T };
     return e;
@@ -5313,12 +5319,14 @@ static Evaluation evaluate(Run *run, Data *d, uint64_t max_samples) {
 // HellaSwag (Zellers et al. 2019): the completion with the least mean loss should be the right one.
 // llm.c's file: 256 int32 {20240522, 1, examples, ..}; then of each example, in uint16: 65535, its
 // bytes, number, right one, completions; tokens of the context, then of each completion, counts
-// first. The ranks share out the examples. Returns the share that is right.
-// only_check: the file is gone through, without the model.
+// first. The ranks share out the examples. Returns the share that is right. only_check: the file is
+// gone through, without the model.
 static double hellaswag(Run *run, int only_check) {
-    enum { MAGIC = 20240522, FIXED = 6 };
+    enum { MAGIC = 20240522 };
+    enum { MARK, BYTES, NUMBER, RIGHT, COMPLETIONS, CONTEXT, TOKENS }; // places in an example
     const char *path = run->flags.hellaswag;
-    size_t bytes, right = 0, T = run->model.T, V = run->model.config.V;
+    size_t bytes, T = run->model.T, V = run->model.config.V;
+    double right = 0;
     char *text = in_read_all(path, (size_t)1 << 30, &bytes);
     int32_t header[3] = { 0, 0, 0 }, *tokens = run->batch, *targets = run->batch + T;
     if (bytes >= 1024) memcpy(header, text, sizeof header);
@@ -5329,21 +5337,21 @@ static double hellaswag(Run *run, int only_check) {
     const uint16_t *end = at + (bytes - 1024) / 2;
     for (int k = 0; k < header[2] && !stop_signal; k++) {
         const uint16_t *e = at;
-        check(end - at >= FIXED && e[0] == 65535 && e[3] < e[4] && e[1] / 2 <= end - at &&
-              e[5] > 0 && e[1] / 2 > FIXED + e[5], EXIT_INPUT, "%s: example %d is damaged or cut "
-              "short", path, k);
-        at += e[1] / 2;
-        const uint16_t *context = e + FIXED, *next = context + e[5];
+        check(end - at >= TOKENS && e[MARK] == 65535 && e[RIGHT] < e[COMPLETIONS] &&
+              e[BYTES] / 2 <= end - at && e[CONTEXT] > 0 && e[BYTES] / 2 > TOKENS + e[CONTEXT],
+              EXIT_INPUT, "%s: example %d is damaged or cut short", path, k);
+        at += e[BYTES] / 2;
+        const uint16_t *context = e + TOKENS, *next = context + e[CONTEXT];
         double best = INFINITY;
         int chosen = -1;
-        for (int c = 0; c < e[4]; c++, next += 1 + next[0]) {
+        for (int c = 0; c < e[COMPLETIONS]; c++, next += 1 + next[0]) {
             check(next < at && next + next[0] < at && next[0] > 0, EXIT_INPUT, "%s: completion %d "
                   "of example %d leaves the example", path, c, k);
-            size_t n = (size_t)e[5] + next[0]; // tokens; the last one is only a target
-            check(n - 1 <= T, EXIT_USAGE, "%s: example %d has %zu tokens: --seq_len "
-                  "%zu is too short", path, k, n, T);
+            size_t n = (size_t)e[CONTEXT] + next[0]; // tokens; the last one is only a target
+            check(n - 1 <= T, EXIT_USAGE, "%s: example %d has %zu tokens: --seq_len %zu is too "
+                  "short", path, k, n, T);
             for (size_t i = 0; i < n; i++) {
-                int32_t token = i < e[5] ? context[i] : next[1 + i - e[5]];
+                int32_t token = i < e[CONTEXT] ? context[i] : next[1 + i - e[CONTEXT]];
                 check((size_t)token < V, EXIT_INPUT, "%s: example %d: token %d, the model's "
                       "vocab_size is %zu", path, k, token, V);
                 if (i + 1 < n) tokens[i] = token;
@@ -5355,27 +5363,23 @@ static double hellaswag(Run *run, int only_check) {
             gpt_forward(&run->model, run->model.tokens, 1, n - 1, NO_CACHE);
             gpt_head(&run->model, run->model.tokens + T, n - 1, 0, 0);
             gpt_loss(&run->model, n - 1);
-            for (size_t i = e[5] - 1u; i < n - 1; i++)
+            for (size_t i = e[CONTEXT] - 1u; i < n - 1; i++)
                 loss += (double)run->model.losses[i] / next[0];
             if (loss < best) { best = loss; chosen = c; }
         }
-        right += chosen == e[3];
+        right += chosen == e[RIGHT];
         progress_mark("a HellaSwag example");
     }
-    if (only_check) { free(text); return 0; }
-    double *counts = (double *)host_alloc((size_t)ranks * sizeof(double)), sum = 0;
-    counts[rank] = (double)right;
-    comm_sum(counts, (size_t)ranks);
-    for (int r = 0; r < ranks; r++) sum += counts[r];
-    free(counts);
     free(text);
-    return sum / header[2];
+    if (!only_check) comm_sum(&right, 1);
+    return right / header[2];
 }
 
 // --- 15.2 one step ---
 // --inject KIND@STEP[xCOUNT][:RANK], for tests: in COUNT steps from STEP on, in that rank,
-// nan, inf, spike: the gradients are multiplied by NaN, Inf, 100 (spike: the loss as well); loss:
-// it is NaN; weights, flip: after the step a weight becomes NaN, a bit of it is flipped.
+//   nan, inf, spike   the gradients are multiplied by NaN, Inf, 100; of a spike the loss as well
+//   loss              the loss is NaN
+//   weights, flip     after the step a weight becomes NaN, or a bit of it is flipped
 static struct { char kind[8]; uint64_t step, count; int rank; } fault;
 
 static void inject_parse(const char *text) {
@@ -5405,20 +5409,21 @@ static void inject_weight(Model *model, uint64_t step) {
 
 // Is x far above the last values? More than ten times the largest of at least 16 (Megatron-LM's
 // rule), or, when the window is full, more than zscore deviations above the mean (llm.c's).
-// These are taken as 1 % of the mean at least: what has settled is not held to its own noise. Below
-// `least` nothing does harm: a model that knows its text by heart has losses near 0.
+// A deviation below 1 % of the mean counts as 1 %: a settled loss is not held to its own noise.
+// x below `least` is none: a model that knows its text by heart has losses near 0.
 static int is_spike(const double *window, uint64_t count, double x, double zscore, double least) {
-    size_t n = count < WINDOW ? (size_t)count : WINDOW;
+    size_t n = min_size(count, WINDOW);
     double sum = 0, squares = 0, largest = 0;
+    if (zscore == 0 || n < 16 || x < least) return 0;
     for (size_t i = 0; i < n; i++) {
         sum += window[i];
         squares += window[i] * window[i];
         largest = fmax(largest, window[i]);
     }
-    double mean = sum / WINDOW, deviation = sqrt(fmax(0, squares / WINDOW - mean * mean));
-    if (zscore == 0 || n < 16 || x < least) return 0;
     if (x > 10 * largest) return 1;
-    return n == WINDOW && x - mean > zscore * fmax(deviation, 0.01 * mean);
+    if (n < WINDOW) return 0;
+    double mean = sum / WINDOW, deviation = sqrt(fmax(0, squares / WINDOW - mean * mean));
+    return x - mean > zscore * fmax(deviation, 0.01 * mean);
 }
 // fp16: a loss scale that is too large makes gradients overflow; then it is halved, and the step is
 // lost. After 2000 steps that went well it is doubled (Micikevicius et al. 2018).
@@ -5475,16 +5480,15 @@ static void train_apply(Run *run) {
 static void train_step(Run *run) {
     Model *model = &run->model;
     State *state = &run->state;
-    const Flags *f = &run->flags;
-    size_t B = model->B, T = model->T, n = num_micro_batches(f), all = n * (size_t)ranks;
+    size_t B = model->B, T = model->T, n = model->passes, all = n * (size_t)ranks;
     double sum = 0, *losses = (double *)host_alloc(all * sizeof(double));
     progress.step = state->step + 1;
-    double spike = inject_is_due("spike", progress.step) ? 100 : 1; // 1 but in tests
-    double wrong = inject_is_due("nan", progress.step) ? NAN :
-                   inject_is_due("inf", progress.step) ? INFINITY : spike;
-    if (inject_is_due("loss", progress.step)) spike = NAN;
+    double loss_factor = inject_is_due("spike", progress.step) ? 100 : 1; // 1 but in tests
+    double grad_factor = inject_is_due("nan", progress.step) ? NAN :
+                         inject_is_due("inf", progress.step) ? INFINITY : loss_factor;
+    if (inject_is_due("loss", progress.step)) loss_factor = NAN;
     model->loss_scale = loss_scale(state);
-    real dloss = (real)(wrong * model->loss_scale / (double)(all * B * T));
+    real dloss = (real)(grad_factor * model->loss_scale / (double)(all * B * T));
     for (size_t i = 0; i < n; i++) {
         int accumulate = gpt_pass(model, i, n);
         uint64_t first = state->samples + ((size_t)rank * n + i) * B;
@@ -5502,7 +5506,7 @@ static void train_step(Run *run) {
     clock_lap(&run->clock, PHASE_exchange);
     run->norm = gpt_grad_norm(model, losses + (size_t)rank * n);
     clock_read(&run->clock);
-    for (size_t i = 0; i < n; i++) losses[(size_t)rank * n + i] *= spike;
+    for (size_t i = 0; i < n; i++) losses[(size_t)rank * n + i] *= loss_factor;
     comm_sum(losses, all);
     for (size_t i = 0; i < all; i++) sum += losses[i];
     free(losses);
@@ -5515,32 +5519,33 @@ static void train_step(Run *run) {
 }
 
 // --- 15.3 what a run tells ---
-static void print_line(Run *run, const char *text, int is_progress) {
+// A terminal has one line of progress, which the next replaces; a file gets one every 10 seconds.
+static void print_line(Run *run, char *line, int is_progress) { // frees the line
     int is_terminal = isatty(STDERR_FILENO);
-    if (rank > 0) return;
-    if (is_progress && !is_terminal && now_ms() - run->last_print_ms < 10000 && run->state.step > 1)
-        return;
-    run->last_print_ms = now_ms();
-    fprintf(stderr, "%s%s%s", is_terminal ? "\r\x1b[K" : "", text,
-            is_progress && is_terminal ? "" : "\n");
+    int is_soon = run->state.step > 1 && now_ms() - run->last_print_ms < 10000;
+    int is_left_out = is_progress && is_soon && !is_terminal;
+    if (rank == 0 && !is_left_out) {
+        run->last_print_ms = now_ms();
+        fprintf(stderr, "%s%s%s", is_terminal ? "\r\x1b[K" : "", line,
+                is_progress && is_terminal ? "" : "\n");
+    }
+    free(line);
 }
 static void report_step(Run *run, double ms) {
     const Flags *f = &run->flags;
     const State *state = &run->state;
-    double tokens = (double)(num_micro_batches(f) * run->model.B * run->model.T * (size_t)ranks);
+    double tokens = (double)(run->model.passes * run->model.B * run->model.T * (size_t)ranks);
     double tok_per_s = tokens / ms * 1e3, lr = lr_at(f, state->step - 1);
     double left_s = ((double)f->steps - (double)state->step) * ms / 1e3;
     double flops = 3 * flops_per_token(&run->model.config, run->model.T);
     double mfu = flops * tok_per_s / run->peak_flops; // NaN: the peak is not known
     char of_peak[32] = "n/a";
     if (isfinite(mfu)) snprintf(of_peak, sizeof of_peak, "%.0f%%", 100 * mfu);
-    char *line = text_of("step %" PRIu64 "/%" PRId64 " | loss %.4f | norm %.3f | lr %.2e | %.1f ms "
-                         "| %.0f tok/s | %s of peak | %.0f:%02.0f left", state->step, f->steps,
-                         run->loss, run->norm, lr, ms, tok_per_s, of_peak, floor(left_s / 60),
-                         fmod(left_s, 60));
-    print_line(run, line, 1);
-    free(line);
-    Text t = { NULL, 0, 0 };
+    print_line(run, text_of("step %" PRIu64 "/%" PRId64 " | loss %.4f | norm %.3f | lr %.2e | "
+               "%.1f ms | %.0f tok/s | %s of peak | %.0f:%02.0f left", state->step, f->steps,
+               run->loss, run->norm, lr, ms, tok_per_s, of_peak, floor(left_s / 60),
+               fmod(left_s, 60)), 1);
+    Text t = {};
     text_add(&t, "{\"step\":%" PRIu64, state->step);
     log_number(&t, "loss", run->loss);
     log_number(&t, "grad_norm", run->norm);
@@ -5563,27 +5568,25 @@ static void report_step(Run *run, double ms) {
     log_line(&run->log, &t);
 }
 static void report_validation(Run *run) {
+    uint64_t step = run->state.step;
     if (*run->flags.hellaswag) {
         double accuracy = hellaswag(run, 0);
-        if (stop_agreed()) return;
-        char *line = text_of("step %" PRIu64 " | HellaSwag %.4f", run->state.step, accuracy);
-        print_line(run, line, 0);
-        free(line);
-        Text t = { NULL, 0, 0 };
-        text_add(&t, "{\"step\":%" PRIu64 ",\"hellaswag\":%.9g}", run->state.step, accuracy);
+        if (stop_agreed()) return; // it was cut short
+        print_line(run, text_of("step %" PRIu64 " | HellaSwag %.4f", step, accuracy), 0);
+        Text t = {};
+        text_add(&t, "{\"step\":%" PRIu64 ",\"hellaswag\":%.9g}", step, accuracy);
         log_line(&run->log, &t);
         clock_lap(&run->clock, PHASE_validation);
     }
     if (!run->has_val) return;
     Evaluation e = evaluate(run, &run->val, (uint64_t)run->flags.val_batches * run->model.B);
-    if (stop_agreed()) return; // it was cut short
-    Text line = { NULL, 0, 0 }, t = { NULL, 0, 0 };
-    text_add(&line, "step %" PRIu64 " | validation loss %.4f | ", run->state.step, e.loss);
+    if (stop_agreed()) return;
+    Text line = {}, t = {};
+    text_add(&line, "step %" PRIu64 " | validation loss %.4f | ", step, e.loss);
     if (isfinite(e.bits_per_byte)) text_add(&line, "%.4f bits per byte", e.bits_per_byte);
     else text_add(&line, "tokens that tokenizer %s does not know", run->tokenizer.name);
     print_line(run, line.at, 0);
-    free(line.at);
-    text_add(&t, "{\"step\":%" PRIu64, run->state.step);
+    text_add(&t, "{\"step\":%" PRIu64, step);
     log_number(&t, "val_loss", e.loss);
     log_number(&t, "bits_per_byte", e.bits_per_byte);
     text_add(&t, ",\"val_tokens\":%" PRIu64 "}", e.tokens);
@@ -5596,8 +5599,9 @@ static void run_check_replicas(const Run *run) {
     int64_t *hashes = (int64_t *)host_alloc((size_t)ranks * sizeof(int64_t));
     hashes[rank] = gpt_weights_hash(&run->model);
     comm_max_int(hashes, ranks); // the others' places are 0
-    Text odd = { NULL, 0, 0 };
-    for (int r = 0, alike = 0; r < ranks; r++, alike = 0) {
+    Text odd = {};
+    for (int r = 0; r < ranks; r++) {
+        int alike = 0;
         for (int other = 0; other < ranks; other++) alike += hashes[r] == hashes[other];
         if (2 * alike <= ranks) text_add(&odd, " rank %d", r);
     }
@@ -5610,14 +5614,13 @@ static void run_check_replicas(const Run *run) {
 static void run_save(Run *run) {
     if (run->saved_step == run->state.step || run->flags.keep == 0) return;
     run_check_replicas(run);
-    int64_t failure = rank > 0 ? ckpt_give(&run->model) :
-                      ckpt_save(&run->model, &run->state, &run->flags, &run->tokenizer);
-    comm_max_int(&failure, 1);
-    int error = (int)failure;
+    int64_t error = rank > 0 ? ckpt_give(&run->model) :
+                    ckpt_save(&run->model, &run->state, &run->flags, &run->tokenizer);
+    comm_max_int(&error, 1);
     clock_lap(&run->clock, PHASE_checkpoint);
     run->save_failures = error ? run->save_failures + 1 : 0;
-    run->save_error = error;
-    const char *why = error == EDOM ? "a weight is NaN or Inf" : strerror(error);
+    run->save_error = (int)error;
+    const char *why = error == EDOM ? "a weight is NaN or Inf" : strerror((int)error);
     if (error) say("warning: step %" PRIu64 ": checkpoint failed: %s; earlier ones are kept\n",
                    run->state.step, why);
     else {
@@ -5653,10 +5656,11 @@ static void run_roll_back(Run *run) {
     clock_lap(&run->clock, PHASE_checkpoint);
 }
 static void report_time(const Run *run) {
-    const double *ms = run->clock.all_ms, percent = (now_ms() - run->start_ms) / 100;
+    const double *ms = run->clock.all_ms, all_ms = now_ms() - run->start_ms;
     say("time: %.1f s, effective for training %.1f %%; checkpoints %.1f %%, communication %.1f %%, "
-        "validation %.1f %%\n", percent / 10, run->useful_ms / percent, ms[PHASE_checkpoint] /
-        percent, ms[PHASE_exchange] / percent, ms[PHASE_validation] / percent);
+        "validation %.1f %%\n", 1e-3 * all_ms, 100 * run->useful_ms / all_ms,
+        100 * ms[PHASE_checkpoint] / all_ms, 100 * ms[PHASE_exchange] / all_ms,
+        100 * ms[PHASE_validation] / all_ms);
 }
 static int is_due(int64_t every, uint64_t step, int is_last) {
     return every > 0 && (is_last || step % (uint64_t)every == 0);
@@ -5670,9 +5674,17 @@ static int run_agree(Run *run) {
     if (asked[1]) run_save(run);
     return (int)asked[0];
 }
+static void print_sample(Run *run) { // --sample
+    const Flags *f = &run->flags;
+    if (rank > 0) return;
+    double start = now_ms();
+    size_t count = gpt_sample(&run->model, &run->tokenizer, f, f->sample, (size_t)f->sample_tokens,
+                              0, stdout);
+    say("%zu tokens, %.1f a second\n", count, 1e3 * (double)count / (now_ms() - start));
+}
 static void print_evaluation(Run *run) { // --eval: one JSON object
     const Flags *f = &run->flags;
-    Text t = { NULL, 0, 0 };
+    Text t = {};
     if (run->has_val) {
         Evaluation e = evaluate(run, &run->val, (uint64_t)(f->val_batches * f->batch_size));
         log_number(&t, "val_loss", e.loss);
@@ -5725,16 +5737,13 @@ static int train(Run *run) {
 
 // --- 15.4 setting up ---
 static void make_folders(const char *path) { // mkdir -p
-    char *copy = text_of("%s", path);
-    for (char *c = copy + 1; ; c++) {
-        if (*c != '/' && *c != 0) continue;
-        char was = *c;
-        *c = 0;
-        check(mkdir(copy, 0777) == 0 || errno == EEXIST, EXIT_IO, "--out %s: cannot make %s: %s",
-              path, copy, strerror(errno));
-        if ((*c = was) == 0) break;
+    for (size_t end = 1; end <= strlen(path); end++) {
+        if (path[end] != '/' && path[end] != 0) continue;
+        char *folder = text_of("%.*s", (int)end, path);
+        check(mkdir(folder, 0777) == 0 || errno == EEXIST, EXIT_IO, "--out %s: cannot make %s: %s",
+              path, folder, strerror(errno));
+        free(folder);
     }
-    free(copy);
 }
 // The output folder is made, locked against a second run, and written to once, before any work.
 static void out_claim(Run *run) {
@@ -5753,9 +5762,7 @@ static void out_claim(Run *run) {
     check(is_ours, EXIT_IO, "--out %s: cannot lock %s: %s", out, lock, strerror(errno));
     DIR *dir = opendir(out);
     for (struct dirent *e; dir != NULL && (e = readdir(dir)) != NULL; ) {
-        size_t length = strlen(e->d_name);
-        if (strncmp(e->d_name, "step_", 5) || length < 4 || strcmp(e->d_name + length - 4, ".tmp"))
-            continue;
+        if (strncmp(e->d_name, "step_", 5) || !ends_with(e->d_name, ".tmp")) continue;
         char *left = text_of("%s/%s", out, e->d_name); // a run was killed while it saved
         remove_folder(left);
         free(left);
@@ -5765,8 +5772,7 @@ static void out_claim(Run *run) {
     free(ckpt_list(out, &count)); // once more, now that nobody else can add one
     check(run->flags.resume || count == 0, EXIT_USAGE, "--out %s: another run has just ended there",
           out);
-    free(lock);
-    free(probe);
+    free(lock), free(probe);
 }
 
 // --model's shapes; a flag that is given by itself wins.
@@ -5793,8 +5799,7 @@ static void flags_apply_model(Flags *f) {
         "d40 d96, or --layers --heads --channels", f->model);
 }
 static Config config_of_flags(const Flags *f, const Tokenizer *tokenizer) {
-    Config c;
-    memset(&c, 0, sizeof c);
+    Config c = {};
     c.L = (size_t)f->layers;
     c.NH = (size_t)f->heads;
     c.C = (size_t)f->channels;
@@ -5803,8 +5808,9 @@ static Config config_of_flags(const Flags *f, const Tokenizer *tokenizer) {
     config_check(&c, EXIT_USAGE, "flags");
     return c;
 }
-// Flags that contradict the model of a file are refused by name.
-static void flags_check_config(const Flags *f, const Config *c, const char *source) {
+// The flags get the shape of the model, for the records. Those that contradict it, where it comes
+// from a file, are refused by name.
+static void flags_take_config(Flags *f, const Config *c, const char *source) {
     const int flags[] = { F_layers, F_heads, F_channels, F_max_seq_len, F_vocab_size };
     const size_t values[] = { c->L, c->NH, c->C, c->maxT, c->V };
     Flags wanted = *f;
@@ -5812,18 +5818,12 @@ static void flags_check_config(const Flags *f, const Config *c, const char *sour
     for (int i = 0; i < 5; i++) {
         int64_t value = *flag_int(&wanted, flags[i]);
         int is_given = f->given[flags[i]] || (*f->model && f->given[F_model] && i < 3);
-        if (i >= 3 && value == 0) continue; // what there is
-        check(!is_given || value == (int64_t)values[i], EXIT_USAGE, "--%s %" PRId64 ": %s has %zu; "
-              "a model that is loaded keeps its shape", flag_infos[flags[i]].name, value, source,
-              values[i]);
+        int is_open = i >= 3 && value == 0; // the flag leaves it to the file
+        check(!is_given || is_open || value == (int64_t)values[i], EXIT_USAGE, "--%s %" PRId64
+              ": %s has %zu; a model that is loaded keeps its shape", flag_infos[flags[i]].name,
+              value, source, values[i]);
+        *flag_int(f, flags[i]) = (int64_t)values[i];
     }
-}
-static void flags_take_config(Flags *f, const Config *c) { // what is recorded is what is there
-    f->layers = (int64_t)c->L;
-    f->heads = (int64_t)c->NH;
-    f->channels = (int64_t)c->C;
-    f->max_seq_len = (int64_t)c->maxT;
-    f->vocab_size = (int64_t)c->V;
 }
 static void data_setup(Run *run) {
     const Flags *f = &run->flags;
@@ -5849,15 +5849,18 @@ static void data_setup(Run *run) {
     run->window = (int32_t *)host_alloc((T + 1) * sizeof(int32_t));
     run->batch = (int32_t *)host_alloc(2 * run->model.B * T * sizeof(int32_t));
 }
-static void log_mend(const char *path) { // drops a line cut by a crash; ends one of another's
+// A last line without an end: one of ours, which a crash has cut, is dropped; another's is ended.
+static void log_mend(const char *path) {
     struct stat st;
-    char last = '\n', first = 0;
     int fd = stat(path, &st) == 0 && S_ISREG(st.st_mode) ? open(path, O_RDWR | O_CLOEXEC) : -1;
     if (fd < 0) return;
-    off_t end = st.st_size, lo = end;
-    while (lo > 0 && pread(fd, &last, 1, lo - 1) == 1 && last != '\n') lo--, first = last;
-    if (lo < end && (first == '{' ? ftruncate(fd, lo) != 0 : pwrite(fd, "\n", 1, end) != 1))
-        warn("%s: %s", path, strerror(errno));
+    off_t end = st.st_size, line = end; // where the last line starts
+    char byte, first = 0;
+    int is_mended = 1;
+    for (; line > 0 && pread(fd, &byte, 1, line - 1) == 1 && byte != '\n'; line--) first = byte;
+    if (first == '{') is_mended = ftruncate(fd, line) == 0;
+    else if (line < end) is_mended = pwrite(fd, "\n", 1, end) == 1;
+    if (!is_mended) warn("%s: %s", path, strerror(errno));
     close(fd);
 }
 static void log_open(Run *run) {
@@ -5872,7 +5875,7 @@ static void log_open(Run *run) {
     fcntl(log->fd, F_SETFL, O_APPEND); // from here on a slow reader is waited for
     char host[256] = "unknown";
     gethostname(host, sizeof host - 1);
-    Text t = { NULL, 0, 0 };
+    Text t = {};
     text_add(&t, "{\"version\":%d,\"git\":\"%s\",\"compiler\":", CKPT_VERSION, GIT_HASH);
     text_add_quoted(&t, __VERSION__);
     text_add(&t, ",\"precision\":\"%s\",\"host\":", PRECISION_NAME);
@@ -5933,12 +5936,12 @@ static void memory_check(const Model *model) {
 static void run_banner(const Run *run) {
     const Model *model = &run->model;
     const Config *c = &model->config;
-    say("model     %zu parameters: %zu layers, %zu heads, %zu channels, vocabulary "
-            "%zu\n", model->layout.num_parameters, c->L, c->NH, c->C, c->V);
-    say("data      %" PRIu64 " tokens from %s%s%s, an epoch is %" PRIu64 " windows of "
-            "%zu\n", run->train.count, run->flags.train, run->has_val ? ", held out: " : "",
-            !run->has_val ? "" : *run->flags.val ? run->flags.val : "its end",
-            run->train.num_windows, model->T);
+    say("model     %zu parameters: %zu layers, %zu heads, %zu channels, vocabulary %zu\n",
+        model->layout.num_parameters, c->L, c->NH, c->C, c->V);
+    const char *held_out = *run->flags.val ? run->flags.val : "its end";
+    say("data      %" PRIu64 " tokens from %s%s%s, an epoch is %" PRIu64 " windows of %zu\n",
+        run->train.count, run->flags.train, run->has_val ? ", held out: " : "",
+        run->has_val ? held_out : "", run->train.num_windows, model->T);
     say("memory    %.1f MB\n", 1e-6 * (double)dev_bytes);
     char *name = dev_name();
     say("machine   %s in each of %d processes, peak %.0f GFLOP/s, %s\n", name, ranks,
@@ -5969,28 +5972,28 @@ static int run_choose_model(Run *run, int is_training, Ckpt *ckpt, St *init) {
         *c = ckpt->config;
     } else if (*f->init) {
         source = init_file(f->init, c);
-        const char *end = strrchr(source, '.');
-        (end && !strcmp(end, ".json") ? st_open_index : st_open)(init, source);
+        if (ends_with(source, ".json")) st_open_index(init, source);
+        else st_open(init, source);
         size_t wanted = f->eval ? SIZE_MAX : (size_t)f->seq_len; // all positions, as published
         if (!f->given[F_seq_len]) f->seq_len = (int64_t)min_size(wanted, c->maxT);
     }
     // Without --tokenizer a model that comes with one keeps it.
     char *folder = source ? path_beside(source, ".") : NULL;
     char *own = folder && !f->given[F_tokenizer] ? tok_file_in(folder, 0) : NULL;
+    int is_guess = source && !own && !f->given[F_tokenizer];
     run->tokenizer = tok_load(own ? folder : f->tokenizer);
-    if (source) flags_check_config(f, c, source);
-    else {
+    free(folder), free(own);
+    if (!source) {
         flags_apply_model(f);
         *c = config_of_flags(f, &run->tokenizer);
     }
-    if (source && !own && !f->given[F_tokenizer] && run->tokenizer.vocab_size != c->V && rank == 0)
+    flags_take_config(f, c, source ? source : "flags");
+    if (is_guess && run->tokenizer.vocab_size != c->V && rank == 0)
         warn("no tokenizer beside %s, of vocab_size %zu; --tokenizer is %s", source, c->V,
              f->tokenizer);
-    flags_take_config(f, c);
     if (!is_training && !f->plan) f->total_batch_tokens = 0; // these are for training
     if (!is_training && !f->given[F_hellaswag]) f->hellaswag = "";
     if (f->eval && *f->hellaswag && !f->given[F_val] && !f->given[F_train]) f->train = f->val = "";
-    free(folder), free(own);
     check((size_t)f->seq_len <= c->maxT, EXIT_USAGE, "--seq_len %" PRId64 ": the model has %zu "
           "positions (--max_seq_len)", f->seq_len, c->maxT);
     check(run->tokenizer.vocab_size <= c->V, EXIT_INPUT, "tokenizer %s has %zu tokens, the model's "
@@ -6015,7 +6018,7 @@ static void run_compare(const Run *run, uint64_t step) {
           "the same files: this one checkpoint step %" PRIu64 ", training data of %" PRIu64
           " tokens with CRC %08x", step, run->train.count, run->train.crc);
 }
-// A pass on tokens 0 whose gradients nobody uses: it makes every product of the training once.
+// A pass on tokens 0, whose gradients nobody uses, makes every product of the training once.
 static void run_tune(Run *run) {
     Model *model = &run->model;
     size_t B = model->B, T = model->T;
@@ -6036,7 +6039,7 @@ static void run_open(Run *run, const Flags *given) {
     run->saved_step = UINT64_MAX;
     Flags *f = &run->flags;
     Model *model = &run->model;
-    int is_training = !f->plan && !f->eval && !f->given[F_sample];
+    int is_sample = f->given[F_sample], is_training = !f->plan && !f->eval && !is_sample;
     check(!is_training || *f->train || f->resume, EXIT_USAGE, "--train FILE is needed: a text "
           "file, or token shards (--help lists all flags)");
     check(*f->out, EXIT_USAGE, "--out is empty");
@@ -6044,12 +6047,10 @@ static void run_open(Run *run, const Flags *given) {
     check(omp_get_max_threads() <= 1024, EXIT_USAGE, "OMP_NUM_THREADS: %d threads, limit 1024",
           omp_get_max_threads());
     check(!f->json || f->plan, EXIT_USAGE, "--json goes with --plan");
-    Ckpt ckpt;
-    St init;
-    memset(&ckpt, 0, sizeof ckpt);
-    memset(&init, 0, sizeof init);
+    Ckpt ckpt = {};
+    St init = {};
     int has_ckpt = run_choose_model(run, is_training, &ckpt, &init);
-    model->B = f->given[F_sample] ? 1 : (size_t)f->batch_size;
+    model->B = is_sample ? 1 : (size_t)f->batch_size;
     model->T = (size_t)f->seq_len;
     model->recompute = (int)f->recompute;
     model->is_trained = is_training || f->plan;
@@ -6065,11 +6066,11 @@ static void run_open(Run *run, const Flags *given) {
             run->saved_batch_tokens : f->batch_size * f->seq_len * ranks;
     if (!has_ckpt) run->saved_batch_tokens = batch_tokens(f);
     model->passes = num_micro_batches(f);
-    model->levels = f->pairwise && model->is_trained ? __builtin_ctzll(num_micro_batches(f)) : 0;
-    model->cache_T = f->given[F_sample] || f->sample_every > 0 ? model->config.maxT : 0;
+    model->levels = f->pairwise && model->is_trained ? __builtin_ctzll(model->passes) : 0;
+    model->cache_T = is_sample || f->sample_every > 0 ? model->config.maxT : 0;
     if (f->plan) return;
-    if (!f->given[F_sample]) data_setup(run);
-    if (!f->given[F_sample] && *f->hellaswag) hellaswag(run, 1); // before anything is computed
+    if (!is_sample) data_setup(run);
+    if (!is_sample && *f->hellaswag) hellaswag(run, 1); // before anything is computed
     check(!f->eval || run->has_val || *f->hellaswag, EXIT_USAGE, "--eval needs --val or "
           "--hellaswag");
     run->state.train_crc = run->train.crc;
@@ -6107,14 +6108,10 @@ int main(int argc, char **argv) {
     int code = 0;
     run_open(&run, &flags);
     const Flags *f = &run.flags;
-    if (f->plan && rank == 0) print_plan(&run.model, f);
-    else if (f->given[F_sample] && rank == 0) {
-        double start = now_ms();
-        size_t count = gpt_sample(&run.model, &run.tokenizer, f, f->sample,
-                                  (size_t)f->sample_tokens, 0, stdout);
-        say("%zu tokens, %.1f a second\n", count, 1e3 * (double)count / (now_ms() - start));
-    } else if (f->eval) print_evaluation(&run);
-    else if (run.model.is_trained && !f->plan) code = train(&run);
+    if (f->plan) print_plan(&run.model, f);
+    else if (f->given[F_sample]) print_sample(&run);
+    else if (f->eval) print_evaluation(&run);
+    else code = train(&run);
     check_stdout();
     return code;
 }
