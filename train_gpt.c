@@ -2738,8 +2738,10 @@ static void gpt_update(Model *model, const Flags *f, double lr, double norm, uin
 
 typedef struct Tokenizer Tokenizer; // section 12
 static size_t tok_encode(const Tokenizer *t, const char *text, size_t bytes, uint32_t *out);
+static uint32_t tok_crc(const Tokenizer *t);
 
 // Shard formats, as written by llm.c's scripts: 256 int32 {magic, version, count}, then the tokens.
+// data/tokenize adds a fourth number, tok_crc of the vocabulary; 0: not known.
 enum { SHARD_MAGIC_16 = 20240520, SHARD_VERSION_16 = 1, SHARD_MAGIC_32 = 20240801,
        SHARD_VERSION_32 = 7, SHARD_HEADER_BYTES = 1024 };
 
@@ -2747,6 +2749,7 @@ typedef struct {
     char *path;
     uint64_t start, count;  // tokens of the stream
     size_t token_bytes;     // 2 or 4
+    uint32_t vocabulary;    // tok_crc of the one that made them; 0: not known
     uint64_t file_bytes;
     int64_t file_seconds;   // changed since: a file that is replaced during the run is noticed
 } Shard;
@@ -2783,7 +2786,7 @@ static Shard shard_open(const char *path) {
     check(header[2] > 0, EXIT_INPUT, "%s: token count %d in the header, must be > 0", path,
         header[2]);
     Shard s = { text_of("%s", path), 0, (uint64_t)header[2], magic == SHARD_MAGIC_16 ? 2u : 4u,
-                file.bytes, file.stat.st_mtime };
+                (uint32_t)header[3], file.bytes, file.stat.st_mtime };
     uint64_t wanted = SHARD_HEADER_BYTES + s.count * s.token_bytes;
     check(file.bytes == wanted, EXIT_INPUT, "%s: %" PRIu64 " bytes, but a header that counts %"
           PRIu64 " tokens makes %" PRIu64, path, file.bytes, s.count, wanted);
@@ -2839,11 +2842,16 @@ static void data_check_tokens(Data *d, size_t V, const char *tokenizer) {
     }
     free(tokens);
 }
-static void data_open_shards(Data *d, char **paths, size_t count) {
+static void data_open_shards(Data *d, char **paths, size_t count, const Tokenizer *tokenizer,
+                             const char *name) {
+    uint32_t vocabulary = tok_crc(tokenizer);
     d->shards = (Shard *)host_alloc(count * sizeof(Shard));
     d->num_shards = count;
     for (size_t k = 0; k < count; k++) {
         d->shards[k] = shard_open(paths[k]);
+        check(d->shards[k].vocabulary == 0 || d->shards[k].vocabulary == vocabulary, EXIT_INPUT,
+              "%s: tokens of another vocabulary than that of --tokenizer %s: name the one that "
+              "made them", paths[k], name);
         d->shards[k].start = d->count;
         d->count += d->shards[k].count;
     }
@@ -2881,7 +2889,8 @@ static Data data_open(const char *source, const Tokenizer *tokenizer, const char
     if (file.bytes >= 4) in_read(&file, 0, &magic, 4);
     in_close(&file);
     int is_bin = length > 4 && !strcmp(paths[0] + length - 4, ".bin");
-    if (is_shard_magic(magic) || count > 1 || is_bin) data_open_shards(&d, paths, count);
+    if (is_shard_magic(magic) || count > 1 || is_bin)
+        data_open_shards(&d, paths, count, tokenizer, name);
     else data_open_text(&d, paths[0], tokenizer);
     data_check_tokens(&d, V, name);
     if (!is_literal) globfree(&found);
@@ -3010,6 +3019,14 @@ static Tokenizer tok_new(size_t room) { // room: no more tokens than that
         }
     }
     return t;
+}
+static uint32_t tok_crc(const Tokenizer *t) { // of the tokens in order, whatever file they are from
+    uint32_t crc = 0;
+    for (uint32_t id = 0; id < t->vocab_size; id++) {
+        crc = crc32c(crc, &t->tokens[id].bytes, sizeof t->tokens[id].bytes);
+        crc = crc32c(crc, t->bytes.at + t->tokens[id].at, t->tokens[id].bytes);
+    }
+    return crc;
 }
 static void tok_free(Tokenizer *t) {
     free(t->name), free(t->tokens), free(t->bytes.at), free(t->ids), free(t->pairs);
