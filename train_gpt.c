@@ -1989,21 +1989,22 @@ static void config_check(Config *c, int code, const char *source) {
 enum { FIRST, LAYER, LAST, NUM_SCOPES };
 enum { INIT_ZERO, INIT_ONE, INIT_NORMAL, INIT_RESIDUAL }; // std 0.02; 0.02 / sqrt(2 L)
 
+// In a bucket the matrices come first: they decay, and are updated in one stretch.
 #define PARAMS(X) \
     /* name     bucket rows   cols  init           matrix  Hugging Face name         transposed */ \
     X(wte,      FIRST, c.Vp,  c.C,  INIT_NORMAL,   1,      "wte.weight",             0) \
     X(wpe,      FIRST, c.maxT, c.C, INIT_NORMAL,   1,      "wpe.weight",             0) \
+    X(qkvw,     LAYER, 3*c.C, c.C,  INIT_NORMAL,   1,      "h.%zu.attn.c_attn.weight", 1) \
+    X(attprojw, LAYER, c.C,   c.C,  INIT_RESIDUAL, 1,      "h.%zu.attn.c_proj.weight", 1) \
+    X(fcw,      LAYER, 4*c.C, c.C,  INIT_NORMAL,   1,      "h.%zu.mlp.c_fc.weight",  1) \
+    X(fcprojw,  LAYER, c.C,   4*c.C, INIT_RESIDUAL, 1,     "h.%zu.mlp.c_proj.weight", 1) \
     X(ln1w,     LAYER, c.C,   1,    INIT_ONE,      0,      "h.%zu.ln_1.weight",      0) \
     X(ln1b,     LAYER, c.C,   1,    INIT_ZERO,     0,      "h.%zu.ln_1.bias",        0) \
-    X(qkvw,     LAYER, 3*c.C, c.C,  INIT_NORMAL,   1,      "h.%zu.attn.c_attn.weight", 1) \
     X(qkvb,     LAYER, 3*c.C, 1,    INIT_ZERO,     0,      "h.%zu.attn.c_attn.bias", 0) \
-    X(attprojw, LAYER, c.C,   c.C,  INIT_RESIDUAL, 1,      "h.%zu.attn.c_proj.weight", 1) \
     X(attprojb, LAYER, c.C,   1,    INIT_ZERO,     0,      "h.%zu.attn.c_proj.bias", 0) \
     X(ln2w,     LAYER, c.C,   1,    INIT_ONE,      0,      "h.%zu.ln_2.weight",      0) \
     X(ln2b,     LAYER, c.C,   1,    INIT_ZERO,     0,      "h.%zu.ln_2.bias",        0) \
-    X(fcw,      LAYER, 4*c.C, c.C,  INIT_NORMAL,   1,      "h.%zu.mlp.c_fc.weight",  1) \
     X(fcb,      LAYER, 4*c.C, 1,    INIT_ZERO,     0,      "h.%zu.mlp.c_fc.bias",    0) \
-    X(fcprojw,  LAYER, c.C,   4*c.C, INIT_RESIDUAL, 1,     "h.%zu.mlp.c_proj.weight", 1) \
     X(fcprojb,  LAYER, c.C,   1,    INIT_ZERO,     0,      "h.%zu.mlp.c_proj.bias",  0) \
     X(lnfw,     LAST,  c.C,   1,    INIT_ONE,      0,      "ln_f.weight",            0) \
     X(lnfb,     LAST,  c.C,   1,    INIT_ZERO,     0,      "ln_f.bias",              0)
@@ -2029,10 +2030,11 @@ enum { PARAM_ALIGN = 128 }; // elements: 256 bytes even for two-byte types
 enum { PARTS = 256, PART_ALIGN = 16 };
 
 // Where everything is, in elements: weights, gradients and optimizer state share this layout.
-//   | wte | wpe |pad| layer 0: ln1w ln1b qkvw ... |pad| layer 1 ... |pad| lnfw | lnfb |pad|
+//   | wte | wpe |pad| layer 0: qkvw .. fcprojw ln1w .. |pad| layer 1 .. |pad| lnfw | lnfb |pad|
 typedef struct {
     ParamInfo params[NUM_PARAMS];
     size_t bucket_count[NUM_SCOPES]; // elements, divisible into PARTS
+    size_t decay_count[NUM_SCOPES];  // those of its matrices
     size_t num_buckets, count;       // L + 2; elements of all buckets
     size_t num_parameters;           // without any padding
 } Layout;
@@ -2049,6 +2051,7 @@ static Layout layout_of(Config c) {
         ParamInfo *p = &infos[i];
         p->offset = y.bucket_count[p->scope];
         y.bucket_count[p->scope] += round_up(p->rows * p->cols, PARAM_ALIGN);
+        if (p->is_matrix) y.decay_count[p->scope] = y.bucket_count[p->scope];
         y.num_parameters += p->file_rows * p->cols * (p->scope == LAYER ? c.L : 1);
     }
     memcpy(y.params, infos, sizeof infos);
@@ -2693,7 +2696,7 @@ static int64_t gpt_weights_hash(const Model *model) { // of this rank's bits; 0 
 }
 
 // One AdamW step with the gradients clipped to grad_clip: update number t = 1, 2, ... (it corrects
-// the bias of m and v). One call of the op for each stretch of neighbours that decay alike.
+// the bias of m and v).
 // ZeRO-1 (Rajbhandari et al. 2020): a rank updates its shards, and gets the others' weights.
 static void gpt_update(Model *model, const Flags *f, double lr, double norm, uint64_t t) {
     const Layout *y = &model->layout;
@@ -2713,13 +2716,12 @@ static void gpt_update(Model *model, const Flags *f, double lr, double norm, uin
         char *v = state_of(model, 'v', bucket, &first, &count);
         real *master = NULL;
         if (model->master != NULL) master = (real *)state_of(model, 'w', bucket, &first, &count);
-        for (int i = 0; i < NUM_PARAMS; i++) {
-            const ParamInfo *p = &y->params[i];
-            size_t lo = max_size(p->offset, first);
-            size_t hi = min_size(p->offset + p->rows * p->cols, first + count);
-            if (p->scope != bucket_scope(y, bucket) || lo >= hi) continue;
+        size_t ends[3] = { 0, y->decay_count[bucket_scope(y, bucket)], bucket_count(y, bucket) };
+        for (int i = 0; i < 2; i++) { // matrices, vectors; padding is 0 and stays 0
+            size_t lo = max_size(ends[i], first), hi = min_size(ends[i + 1], first + count);
+            if (lo >= hi) continue;
             size_t at = lo - first;
-            h.keep = (real)(p->is_matrix ? 1 - lr * f->weight_decay : 1);
+            h.keep = (real)(i == 0 ? 1 - lr * f->weight_decay : 1);
             h.draw = hash64((uint64_t)f->seed + hash64(t)) + start + lo;
             adamw_update(model->weights + start + lo, master ? master + at : NULL, m + at * moment,
                          v + at * moment, model->grads + start + lo, hi - lo, h);
@@ -2738,8 +2740,10 @@ static void gpt_update(Model *model, const Flags *f, double lr, double norm, uin
 
 typedef struct Tokenizer Tokenizer; // section 12
 static size_t tok_encode(const Tokenizer *t, const char *text, size_t bytes, uint32_t *out);
+static uint32_t tok_crc(const Tokenizer *t);
 
 // Shard formats, as written by llm.c's scripts: 256 int32 {magic, version, count}, then the tokens.
+// data/tokenize adds a fourth number, tok_crc of the vocabulary; 0: not known.
 enum { SHARD_MAGIC_16 = 20240520, SHARD_VERSION_16 = 1, SHARD_MAGIC_32 = 20240801,
        SHARD_VERSION_32 = 7, SHARD_HEADER_BYTES = 1024 };
 
@@ -2747,6 +2751,7 @@ typedef struct {
     char *path;
     uint64_t start, count;  // tokens of the stream
     size_t token_bytes;     // 2 or 4
+    uint32_t vocabulary;    // tok_crc of the one that made them; 0: not known
     uint64_t file_bytes;
     int64_t file_seconds;   // changed since: a file that is replaced during the run is noticed
 } Shard;
@@ -2787,7 +2792,7 @@ static Shard shard_open(const char *path) {
     check(header[2] > 0, EXIT_INPUT, "%s: token count %d in the header, must be > 0", path,
           header[2]);
     Shard s = { text_of("%s", path), 0, (uint64_t)header[2], magic == SHARD_MAGIC_16 ? 2u : 4u,
-                file.bytes, file.stat.st_mtime };
+                (uint32_t)header[3], file.bytes, file.stat.st_mtime };
     uint64_t wanted = SHARD_HEADER_BYTES + s.count * s.token_bytes;
     check(file.bytes == wanted, EXIT_INPUT, "%s: %" PRIu64 " bytes, but a header that counts %"
           PRIu64 " tokens makes %" PRIu64, path, file.bytes, s.count, wanted);
@@ -2840,11 +2845,16 @@ static void data_check_tokens(Data *d, size_t V, const char *tokenizer) {
     }
     free(tokens);
 }
-static void data_open_shards(Data *d, char **paths, size_t count) {
+static void data_open_shards(Data *d, char **paths, size_t count, const Tokenizer *tokenizer,
+                             const char *name) {
+    uint32_t vocabulary = tok_crc(tokenizer);
     d->shards = (Shard *)host_alloc(count * sizeof(Shard));
     d->num_shards = count;
     for (size_t k = 0; k < count; k++) {
         d->shards[k] = shard_open(paths[k]);
+        check(d->shards[k].vocabulary == 0 || d->shards[k].vocabulary == vocabulary, EXIT_INPUT,
+              "%s: tokens of another vocabulary than that of --tokenizer %s: name the one that "
+              "made them", paths[k], name);
         d->shards[k].start = d->count;
         d->count += d->shards[k].count;
     }
@@ -2879,7 +2889,7 @@ static Data data_open(const char *source, const Tokenizer *tokenizer, const char
     if (file.bytes >= 4) in_read(&file, 0, &magic, 4);
     in_close(&file);
     int is_shards = is_shard_magic(magic) || ends_with(paths[0], ".bin") || count > 1;
-    if (is_shards) data_open_shards(&d, paths, count);
+    if (is_shards) data_open_shards(&d, paths, count, tokenizer, name);
     else data_open_text(&d, paths[0], tokenizer);
     data_check_tokens(&d, V, name);
     if (!is_literal) globfree(&found);
@@ -3010,6 +3020,14 @@ static Tokenizer tok_new(size_t room) { // room: no more tokens than that
         }
     }
     return t;
+}
+static uint32_t tok_crc(const Tokenizer *t) { // of the tokens in order, whatever file they are from
+    uint32_t crc = 0;
+    for (uint32_t id = 0; id < t->vocab_size; id++) {
+        crc = crc32c(crc, &t->tokens[id].bytes, sizeof t->tokens[id].bytes);
+        crc = crc32c(crc, t->bytes.at + t->tokens[id].at, t->tokens[id].bytes);
+    }
+    return crc;
 }
 static void tok_free(Tokenizer *t) {
     free(t->name), free(t->tokens), free(t->bytes.at), free(t->ids), free(t->pairs);

@@ -87,7 +87,8 @@ static void shard_close(Shards *s) {
     if (s->file.path == NULL) return;
     int is_wide = tok.vocab_size > 65536;
     int32_t header[256] = { is_wide ? SHARD_MAGIC_32 : SHARD_MAGIC_16,
-                            is_wide ? SHARD_VERSION_32 : SHARD_VERSION_16, (int32_t)s->in_shard };
+                            is_wide ? SHARD_VERSION_32 : SHARD_VERSION_16, (int32_t)s->in_shard,
+                            (int32_t)tok_crc(&tok) };
     char *path = text_of("%s", s->file.path); // "... .tmp"
     char *name = text_of("%.*s", (int)strlen(path) - 4, path);
     if (!s->file.error && pwrite(s->file.fd, header, sizeof header, 0) != sizeof header)
@@ -424,7 +425,11 @@ static void scan_grams(const char *path, int is_first) {
     enum { BLOCK = 1 << 16, MAX_NGRAM = 256 };
     static uint64_t window[MAX_NGRAM]; // the hashes of the last n tokens
     static int32_t block[BLOCK];
+    static uint32_t vocabulary = 0; // of the other file
     Shard shard = shard_open(path);
+    check(!vocabulary || !shard.vocabulary || shard.vocabulary == vocabulary, EXIT_INPUT,
+          "%s: tokens of another vocabulary than the other file's", path);
+    vocabulary = shard.vocabulary;
     Data data;
     memset(&data, 0, sizeof data);
     data.shards = &shard;

@@ -189,15 +189,14 @@ test_tokenize_writes_32_bits_where_ids_need_them() {
     tok --tokenizer merges.txt --print_ids t.txt
     [ "$(ids wide_train_000000.bin)" = "70256 $(cat stdout)" ] ||
         fail "$(ids wide_train_000000.bin), --print_ids: $(cat stdout)"
-    head -n 65278 merges.txt >most.txt; tok --tokenizer most.txt --out w17 t.txt    # 65,535 tokens
-    head -n 65279 merges.txt >most.txt; tok --tokenizer most.txt --out w16 t.txt    # 65,536
-    head -n 65280 merges.txt >most.txt; tok --tokenizer most.txt --out w32 t.txt    # 65,537
+    head -n 65279 merges.txt >w16.txt; tok --tokenizer w16.txt --out w16 t.txt      # 65,536 tokens
+    head -n 65280 merges.txt >w32.txt; tok --tokenizer w32.txt --out w32 t.txt      # 65,537
     [ "$(od -An -td4 -N 4 w16_train_000000.bin)" -eq 20240520 ]
     [ "$(od -An -td4 -N 4 w32_train_000000.bin)" -eq 20240801 ]
     [ "$(ids w16_train_000000.bin | cut -d ' ' -f 1)" -eq 65535 ]
     for i in w16 w32; do
         gpt --layers 1 --channels 4 --heads 1 --seq_len 2 --batch_size 1 --vocab_size 65537 \
-            --tokenizer most.txt --train ${i}_train_000000.bin --val t.txt --steps 1 --out $i
+            --tokenizer $i.txt --train ${i}_train_000000.bin --val t.txt --steps 1 --out $i
     done
 }
 test_tokenize_reads_standard_input() {
@@ -232,6 +231,22 @@ test_tokenize_leaves_whole_shards_or_none() {
     rm out_*.bin
     bytes --out out t.txt               # over what a killed one has left
     holds out_train_000000.bin 'a\n'
+}
+test_shard_says_which_vocabulary_made_it() {
+    text 99 >t.txt
+    "$B/train_bpe" --vocab_size 300 --out v t.txt >stdout
+    "$B/tokenize" --tokenizer v --out a t.txt >stdout
+    local file=a_train_000000.bin other='tokens of another vocabulary than'
+    refused 3 "$file: $other that of --tokenizer bytes: name" $tiny --train $file --vocab_size 300
+    gpt $tiny --tokenizer v --train $file --steps 1
+    gpt --eval --val $file                              # the checkpoint has the vocabulary
+    gpt --eval --val $file --tokenizer v/merges.txt     # the same tokens from another file of it
+    refused 3 "$file: $other" --eval --val $file --tokenizer bytes
+    bytes --out b t.txt
+    tok_refused 3 "$file: $other the other file's" --check_overlap $file b_train_000000.bin
+    poke $file 12 4 0                                   # as llm.c's scripts write shards
+    gpt $tiny --train $file --vocab_size 300 --steps 1 --out llmc
+    "$B/tokenize" --check_overlap $file b_train_000000.bin >stdout
 }
 test_tokenize_replaces_no_shard_of_any_number() {
     local i
