@@ -474,6 +474,10 @@ static void text_add_quoted(Text *t, const char *s) {
     }
     text_add_bytes(t, "\"", 1);
 }
+static int ends_with(const char *s, const char *end) {
+    size_t length = strlen(s), count = strlen(end);
+    return length > count && !strcmp(s + length - count, end);
+}
 
 // --- 2.2 the checked reader: every input file comes through here ---
 // Regular files only (a FIFO would block for ever); the size is known before anything is read, and
@@ -3688,10 +3692,6 @@ typedef struct {
     uint32_t crc;             // of the whole stream as it is in the files
 } Data;
 
-static int ends_with(const char *s, const char *end) {
-    size_t length = strlen(s), count = strlen(end);
-    return length > count && !strcmp(s + length - count, end);
-}
 static int is_shard_magic(uint32_t magic) {
     return magic == SHARD_MAGIC_16 || magic == SHARD_MAGIC_32 ||
            magic == __builtin_bswap32(SHARD_MAGIC_16) || magic == __builtin_bswap32(SHARD_MAGIC_32);
