@@ -1055,7 +1055,7 @@ static double mersenne_double(Mersenne *r) { // uniform in [0, 1), 53 random bit
 //           next such call.
 //   equal   85 % of all numbers to the bit, the others within 8e-7 * std: torch's AVX2 code has its
 //           own log, sin and cos. theta is a float because torch rounds it: worth 1e-6 * std.
-static void normal_fill(float *out, size_t count, float std, Mersenne *r) {
+static void normal_fill(real *out, size_t count, float std, Mersenne *r) {
     for (size_t i = 0; i < count && count < 16; i++, r->has_spare = !r->has_spare) {
         if (r->has_spare) { out[i] = (float)(r->spare * std); continue; }
         double theta = 2 * 3.14159265358979323846 * mersenne_double(r);
@@ -1066,11 +1066,11 @@ static void normal_fill(float *out, size_t count, float std, Mersenne *r) {
     if (count < 16) return;
     for (size_t i = 0; i < count; i++) out[i] = mersenne_float(r);
     for (size_t start = 0; start < count; start += 16) {
-        float *block = start + 16 <= count ? out + start : out + count - 16;
+        real *block = out + min_size(start, count - 16);
         if (start + 16 > count) for (size_t i = 0; i < 16; i++) block[i] = mersenne_float(r);
         for (size_t i = 0; i < 8; i++) {
-            float radius = sqrtf(-2 * logf(1 - block[i])); // 1 - u is in (0, 1], as log needs
-            float theta = 6.28318530717958647692f * block[i + 8];
+            float u = (float)block[i], theta = 6.28318530717958647692f * (float)block[i + 8];
+            float radius = sqrtf(-2 * logf(1 - u)); // 1 - u is in (0, 1], as log needs
             block[i] = radius * cosf(theta) * std;
             block[i + 8] = radius * sinf(theta) * std;
         }
@@ -3214,16 +3214,12 @@ static void gpt_init_weights(Model *model, uint64_t seed) {
         for (int i = 0; i < NUM_PARAMS; i++) {
             const ParamInfo *p = &y->params[i];
             if (p->scope != scope || p->init == INIT_ZERO) continue;
+            real *out = values + p->offset;
             size_t count = p->file_rows * p->cols;
-            int in_place = sizeof(real) == sizeof(float); // what is large is not there twice
-            float *drawn = (float *)(in_place ? values + p->offset
-                                              : host_alloc(count * sizeof(float)));
             double std = 0.02;
             if (p->init == INIT_RESIDUAL) std /= sqrt(2.0 * (double)model->config.L);
-            if (p->init != INIT_ONE) normal_fill(drawn, count, (float)std, &random);
-            for (size_t k = 0; k < count; k++)
-                values[p->offset + k] = p->init == INIT_ONE ? 1 : drawn[k];
-            if (!in_place) free(drawn);
+            if (p->init != INIT_ONE) normal_fill(out, count, (float)std, &random);
+            else for (size_t k = 0; k < count; k++) out[k] = 1;
         }
         bucket_to_dev(model, 'w', bucket, values);
         free(values);
