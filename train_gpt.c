@@ -1409,13 +1409,14 @@ INLINE void sum_tile(real *tile, size_t ld, const real *a, const real *b, size_t
 }
 
 // For use with few rows, as in attention: the same two steps, bf16 chosen at run time.
-NOINLINE void pack_panels(real *dst, size_t P, Mat m, size_t lanes, size_t K, int bf16) {
-    if (bf16) pack(dst, P, m, lanes, K, 1);
+NOINLINE void pack_panels(real *dst, size_t P, Mat m, size_t lanes, size_t K) {
+    if (is_bf16_product()) pack(dst, P, m, lanes, K, 1);
     else pack(dst, P, m, lanes, K, 0);
 }
 // c (rows,cols), rows ld apart, padded to whole tiles, = or += panels a . panels b, K deep.
 NOINLINE void panels_product(real *c, size_t ld, int add, const real *a, const real *b, size_t rows,
-                             size_t cols, size_t K, int bf16) {
+                             size_t cols, size_t K) {
+    const int bf16 = is_bf16_product();
     const size_t slots = slots_of(K, bf16);
     for (size_t i = 0; i < rows; i += MR)
         for (size_t j = 0; j < cols; j += NR) {
@@ -1638,26 +1639,28 @@ static Attention attention_here(void) { // of this thread
                       attention_HS);
     return s;
 }
-// Panels of the keys or values in `rows` (T,HS) with stride ld. by_channel: k = key, block by
-// block.
-static void attention_pack(real *panels, const floatX *rows, size_t ld, size_t T, size_t HS,
-                           int by_channel, int bf16) {
-    if (!by_channel) { pack_panels(panels, NR, rows_of(rows, ld), T, HS, bf16); return; }
+// Panels of the keys or values in `rows` (T,HS), ld apart, for a product in which k is the channel,
+static void attention_pack(real *panels, const floatX *rows, size_t ld, size_t T, size_t HS) {
+    pack_panels(panels, NR, rows_of(rows, ld), T, HS);
+}
+// and for one in which k is the row: block by block.
+static void attention_pack_by_channel(real *panels, const floatX *rows, size_t ld, size_t T,
+                                      size_t HS) {
     for (size_t t = 0; t < T; t += ATT_BLOCK)
         pack_panels(panels + t * round_up(HS, NR), NR, cols_of(rows + t * ld, ld), HS,
-             min_size(ATT_BLOCK, T - t), bf16);
+                    min_size(ATT_BLOCK, T - t));
 }
 // One block of query rows against all keys up to its own last row, whose panels are in s.
 //   in      q (rows,HS) stride ld; first: position of its first row; T: keys in the panels
 //   out     out (rows,HS) stride out_ld; lse (rows), or NULL: log of the sum of e^score
 static void attention_rows(floatX *out, size_t out_ld, real *lse, const floatX *q, size_t ld,
-                           size_t rows, size_t first, size_t T, size_t HS, Attention s, int bf16) {
-    size_t HSp = round_up(HS, NR), deep = slots_of(HS, bf16);
+                           size_t rows, size_t first, size_t T, size_t HS, Attention s) {
+    size_t HSp = round_up(HS, NR), deep = slots_of(HS, is_bf16_product());
     real scale = 1 / (real)sqrt((real)HS), max[ATT_BLOCK], sum[ATT_BLOCK];
-    pack_panels(s.rows, PA, rows_of(q, ld), rows, HS, bf16);
+    pack_panels(s.rows, PA, rows_of(q, ld), rows, HS);
     for (size_t t = 0; t < first + rows; t += ATT_BLOCK) {
         size_t keys = min_size(ATT_BLOCK, T - t); // as many as were packed: it sets the layout
-        panels_product(s.scores, ATT_BLOCK, 0, s.rows, s.keys + t * deep, rows, keys, HS, bf16);
+        panels_product(s.scores, ATT_BLOCK, 0, s.rows, s.keys + t * deep, rows, keys, HS);
         for (size_t i = 0; i < rows; i++) {
             real *score = s.scores + i * ATT_BLOCK;
             real old_max = t > 0 ? max[i] : (real)-INFINITY, new_max = old_max, block_sum = 0;
@@ -1665,8 +1668,8 @@ static void attention_rows(floatX *out, size_t out_ld, real *lse, const floatX *
             for (size_t j = 0; j < ATT_BLOCK; j++)
                 score[j] = j < seen ? score[j] * scale : (real)-INFINITY;
             #pragma omp simd reduction(max:new_max)
-            for (size_t j = 0; j < ATT_BLOCK; j++) new_max = new_max > score[j] ? new_max
-                : score[j];
+            for (size_t j = 0; j < ATT_BLOCK; j++)
+                new_max = new_max > score[j] ? new_max : score[j];
             #pragma omp simd reduction(+:block_sum)
             for (size_t j = 0; j < ATT_BLOCK; j++) {
                 real p = exp_real(score[j] - new_max);
@@ -1678,9 +1681,8 @@ static void attention_rows(floatX *out, size_t out_ld, real *lse, const floatX *
             max[i] = new_max;
             if (t > 0) for (size_t c = 0; c < HSp; c++) s.out[i * HSp + c] *= correction;
         }
-        pack_panels(s.left, PA, rows_of(s.probs, ATT_BLOCK), rows, keys, bf16);
-        panels_product(s.out, HSp, t > 0, s.left, s.values_by_channel + t * HSp, rows, HS, keys,
-                          bf16);
+        pack_panels(s.left, PA, rows_of(s.probs, ATT_BLOCK), rows, keys);
+        panels_product(s.out, HSp, t > 0, s.left, s.values_by_channel + t * HSp, rows, HS, keys);
     }
     for (size_t i = 0; i < rows; i++) {
         for (size_t c = 0; c < HS; c++) out[i * out_ld + c] = fX(s.out[i * HSp + c] / sum[i]);
@@ -1692,12 +1694,11 @@ static void attention_head_forward(floatX *out, size_t out_ld, real *lse, const 
                                    size_t ld, const floatX *k, const floatX *v, size_t kv_ld,
                                    size_t n, size_t first, size_t HS) {
     Attention s = attention_here();
-    int bf16 = is_bf16_product();
-    attention_pack(s.keys, k, kv_ld, first + n, HS, 0, bf16);
-    attention_pack(s.values_by_channel, v, kv_ld, first + n, HS, 1, bf16);
+    attention_pack(s.keys, k, kv_ld, first + n, HS);
+    attention_pack_by_channel(s.values_by_channel, v, kv_ld, first + n, HS);
     for (size_t t = 0; t < n; t += ATT_BLOCK)
         attention_rows(out + t * out_ld, out_ld, lse ? lse + t : NULL, q + t * ld, ld,
-                       min_size(ATT_BLOCK, n - t), first + t, first + n, HS, s, bf16);
+                       min_size(ATT_BLOCK, n - t), first + t, first + n, HS, s);
 }
 // attention_forward: out = softmax(q k^T / sqrt(HS), causal) v, for every head.
 //   in      qkv (B,T,3C) floatX: in each row NH queries, then NH keys, then NH values, of HS each
@@ -1741,19 +1742,18 @@ static void attention_head_backward(floatX *dqkv, const floatX *dout, const floa
                                     const real *lse, const floatX *qkv, size_t T, size_t C,
                                     size_t HS) {
     Attention s = attention_here();
-    int bf16 = is_bf16_product();
-    size_t HSp = round_up(HS, NR), deep = slots_of(HS, bf16);
+    size_t HSp = round_up(HS, NR), deep = slots_of(HS, is_bf16_product());
     real scale = 1 / (real)sqrt((real)HS);
-    attention_pack(s.keys, qkv + C, 3 * C, T, HS, 0, bf16);
-    attention_pack(s.values, qkv + 2 * C, 3 * C, T, HS, 0, bf16);
-    attention_pack(s.keys_by_channel, qkv + C, 3 * C, T, HS, 1, bf16);
+    attention_pack(s.keys, qkv + C, 3 * C, T, HS);
+    attention_pack(s.values, qkv + 2 * C, 3 * C, T, HS);
+    attention_pack_by_channel(s.keys_by_channel, qkv + C, 3 * C, T, HS);
     for (size_t q0 = 0; q0 < T; q0 += ATT_BLOCK) {
         size_t rows = min_size(ATT_BLOCK, T - q0);
         const floatX *q = qkv + q0 * 3 * C, *d = dout + q0 * C;
-        pack_panels(s.rows, PA, rows_of(q, 3 * C), rows, HS, bf16);
-        pack_panels(s.drows, PA, rows_of(d, C), rows, HS, bf16);
-        pack_panels(s.rows_by_channel, NR, cols_of(q, 3 * C), HS, rows, bf16);
-        pack_panels(s.drows_by_channel, NR, cols_of(d, C), HS, rows, bf16);
+        pack_panels(s.rows, PA, rows_of(q, 3 * C), rows, HS);
+        pack_panels(s.drows, PA, rows_of(d, C), rows, HS);
+        pack_panels(s.rows_by_channel, NR, cols_of(q, 3 * C), HS, rows);
+        pack_panels(s.drows_by_channel, NR, cols_of(d, C), HS, rows);
         for (size_t i = 0; i < rows; i++) {
             real dot = 0;
             #pragma omp simd reduction(+:dot)
@@ -1762,10 +1762,8 @@ static void attention_head_backward(floatX *dqkv, const floatX *dout, const floa
         }
         for (size_t k0 = 0; k0 <= q0; k0 += ATT_BLOCK) {
             size_t keys = min_size(ATT_BLOCK, T - k0);
-            panels_product(s.scores, ATT_BLOCK, 0, s.rows, s.keys + k0 * deep, rows, keys, HS,
-                bf16);
-            panels_product(s.dprobs, ATT_BLOCK, 0, s.drows, s.values + k0 * deep, rows, keys, HS,
-                              bf16);
+            panels_product(s.scores, ATT_BLOCK, 0, s.rows, s.keys + k0 * deep, rows, keys, HS);
+            panels_product(s.dprobs, ATT_BLOCK, 0, s.drows, s.values + k0 * deep, rows, keys, HS);
             for (size_t i = 0; i < rows; i++) {
                 size_t seen = min_size(keys, q0 + i + 1 - k0), at = i * ATT_BLOCK;
                 real row_lse = lse[q0 + i], row_dot = s.dot[i];
@@ -1778,15 +1776,14 @@ static void attention_head_backward(floatX *dqkv, const floatX *dout, const floa
                 }
             }
             int add = q0 > k0;
-            pack_panels(s.left, PA, cols_of(s.probs, ATT_BLOCK), keys, rows, bf16);
+            pack_panels(s.left, PA, cols_of(s.probs, ATT_BLOCK), keys, rows);
             panels_product(s.dvalue + k0 * HSp, HSp, add, s.left, s.drows_by_channel, keys, HS,
-                              rows, bf16);
-            pack_panels(s.left, PA, cols_of(s.dscores, ATT_BLOCK), keys, rows, bf16);
-            panels_product(s.dkey + k0 * HSp, HSp, add, s.left, s.rows_by_channel, keys, HS, rows,
-                              bf16);
-            pack_panels(s.left, PA, rows_of(s.dscores, ATT_BLOCK), rows, keys, bf16);
+                           rows);
+            pack_panels(s.left, PA, cols_of(s.dscores, ATT_BLOCK), keys, rows);
+            panels_product(s.dkey + k0 * HSp, HSp, add, s.left, s.rows_by_channel, keys, HS, rows);
+            pack_panels(s.left, PA, rows_of(s.dscores, ATT_BLOCK), rows, keys);
             panels_product(s.dquery, HSp, k0 > 0, s.left, s.keys_by_channel + k0 * HSp, rows, HS,
-                              keys, bf16);
+                           keys);
         }
         for (size_t i = 0; i < rows; i++) for (size_t c = 0; c < HS; c++)
             dqkv[(q0 + i) * 3 * C + c] = fX(s.dquery[i * HSp + c]);
