@@ -1598,19 +1598,29 @@ static void matmul_backward(floatX *dinp, real *dweight, real *dbias, const floa
 // which is why the cached decoding of section 12 repeats the training pass exactly.
 enum { ATT_BLOCK = 64 % NR == 0 ? 64 : 4 * NR }; // a multiple of NR; a pair of blocks fits in L2
 
-// Scratch of one thread. HSp: HS padded to NR. "panels" are operands packed for sum_tile.
-typedef struct {
-    real *scores, *dprobs;            // (ATT_BLOCK, ATT_BLOCK)
-    floatX *probs, *dscores;          // (ATT_BLOCK, ATT_BLOCK): the same as operands
-    real *out, *dquery;               // (ATT_BLOCK, HSp)
-    real *keys, *keys_by_channel;     // panels of all T keys, for q k^T and for dS k
-    real *values, *values_by_channel; // panels of all T values, for dout v^T and for P v
-    real *rows, *drows;               // panels of a block of q and of dout, k = channel
-    real *rows_by_channel, *drows_by_channel; // ... and k = row
-    real *left;                       // panels of P, dS, P^T or dS^T
-    real *dkey, *dvalue;              // (T, HSp)
-    real *dot;                        // (ATT_BLOCK)
-} Attention;
+// Scratch of one thread. Panels are operands packed for sum_tile. HSp, deep, Tp: HS and T, padded.
+#define ATTENTION(X) \
+    /* type   name               reals */ \
+    X(real,   scores,            square)       /* (ATT_BLOCK, ATT_BLOCK) */ \
+    X(real,   dprobs,            square) \
+    X(floatX, probs,             square)       /* the same as operands */ \
+    X(floatX, dscores,           square) \
+    X(real,   left,              square)       /* panels of P, dS, P^T or dS^T */ \
+    X(real,   dot,               block)        /* (ATT_BLOCK) */ \
+    X(real,   out,               block * HSp)  /* (ATT_BLOCK, HSp) */ \
+    X(real,   dquery,            block * HSp) \
+    X(real,   dkey,              Tp * HSp)     /* (T, HSp) */ \
+    X(real,   dvalue,            Tp * HSp) \
+    X(real,   keys,              Tp * deep)    /* panels of all T keys, for q k^T */ \
+    X(real,   values,            Tp * deep)    /* ... of all values, for dout v^T */ \
+    X(real,   keys_by_channel,   Tp * HSp)     /* ... of all keys, for dS k */ \
+    X(real,   values_by_channel, Tp * HSp)     /* ... of all values, for P v */ \
+    X(real,   rows,              block * deep) /* panels of a block of q, k = channel */ \
+    X(real,   drows,             block * deep) /* ... of dout */ \
+    X(real,   rows_by_channel,   block * HSp)  /* ... of q, k = row */ \
+    X(real,   drows_by_channel,  block * HSp)  /* ... of dout, k = row */
+#define ATTENTION_FIELD(type, name, count) type *name;
+typedef struct { ATTENTION(ATTENTION_FIELD) } Attention;
 static real *attention_scratch = NULL; // one piece for each thread, see ops_init
 static size_t attention_T, attention_HS;
 
@@ -1618,18 +1628,10 @@ static size_t attention_T, attention_HS;
 static size_t attention_lay_out(Attention *s, real *at, size_t T, size_t HS) {
     size_t block = ATT_BLOCK, square = block * block, Tp = round_up(T, block), total = 0;
     size_t HSp = round_up(HS, NR), deep = round_up(HS, 2 * VL);
-    const struct { real **to; size_t count; } pieces[] = {
-        { &s->scores, square }, { &s->dprobs, square }, { (real **)&s->probs, square },
-        { (real **)&s->dscores, square }, { &s->left, square }, { &s->dot, block },
-        { &s->out, block * HSp }, { &s->dquery, block * HSp }, { &s->dkey, Tp * HSp },
-        { &s->dvalue, Tp * HSp }, { &s->keys, Tp * deep }, { &s->values, Tp * deep },
-        { &s->keys_by_channel, Tp * HSp }, { &s->values_by_channel, Tp * HSp },
-        { &s->rows, block * deep }, { &s->drows, block * deep },
-        { &s->rows_by_channel, block * HSp }, { &s->drows_by_channel, block * HSp } };
-    for (size_t i = 0; i < sizeof pieces / sizeof *pieces; i++) {
-        *pieces[i].to = at == NULL ? NULL : at + total;
-        total += pieces[i].count;
-    }
+#define ATTENTION_POINT(type, name, count) \
+    s->name = at == NULL ? NULL : (type *)(at + total); \
+    total += count;
+    ATTENTION(ATTENTION_POINT)
     return total;
 }
 static Attention attention_here(void) { // of this thread
