@@ -241,6 +241,8 @@ INLINE void transpose(Vec r[VL]) {
 // Messages between processes, bare; section 9 gives them their meaning. MPI counts in int; one size
 // for all keeps long messages tested.
 enum { MESSAGE_BYTES = 1 << 20 };
+static void net_begin(void) {} // messages are posted between begin and end, then under way until
+static void net_end(void) {}   // net_wait
 #ifdef USE_MPI
 #include <mpi.h>
 static MPI_Request *net_requests = NULL;
@@ -265,9 +267,6 @@ static MPI_Request *net_request(void) {
     }
     return &net_requests[net_count++];
 }
-// Messages are posted between begin and end, under way until net_wait.
-static void net_begin(void) {}
-static void net_end(void) {}
 static void net_post(void *x, int bytes, int peer, int is_send) {
     if (is_send) MPI_Isend(x, bytes, MPI_BYTE, peer, 0, MPI_COMM_WORLD, net_request());
     else MPI_Irecv(x, bytes, MPI_BYTE, peer, 0, MPI_COMM_WORLD, net_request());
@@ -275,11 +274,11 @@ static void net_post(void *x, int bytes, int peer, int is_send) {
 // Until all that was posted has been sent and received. MPI's own waits never sleep; where there
 // are more processes than cores they keep those from working that are waited for.
 static void net_wait(void) {
-    int is_done = 0;
     struct timespec nap = { 0, 50000 };
-    for (int tries = 0; MPI_Testall(net_count, net_requests, &is_done, MPI_STATUSES_IGNORE),
-         !is_done; tries++)
-        if (tries >= 1000) nanosleep(&nap, NULL); // some 0.2 ms were in vain
+    for (int tries = 0, is_done = 0; !is_done; tries++) {
+        if (tries > 1000) nanosleep(&nap, NULL); // some 0.2 ms were in vain
+        MPI_Testall(net_count, net_requests, &is_done, MPI_STATUSES_IGNORE);
+    }
     net_count = 0;
 }
 static void net_sum(double *x, int count) {
