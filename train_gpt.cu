@@ -341,7 +341,7 @@ static void die(int code, const char *fmt, ...) {
     va_start(args, fmt);
     vsnprintf(die_message, sizeof die_message, fmt, args);
     va_end(args);
-    for (char *c = die_message; *c; c++) if ((unsigned char)*c < 0x20) *c = '?'; // of a name
+    for (char *c = die_message; *c; c++) if ((unsigned char)*c < 0x20) *c = '?'; // in file names
     if (die_recovers != NULL) longjmp(*die_recovers, code);
     fflush(stdout);
     if (rank > 0) usleep(300000); // what goes wrong on all ranks is told once, by rank 0
@@ -648,8 +648,8 @@ static size_t json_string(Json *j, char *out, size_t room) { // bytes, without t
                     json_bad(j, "a surrogate pair");
                 j->at += 2;
                 uint32_t low = json_hex4(j);
-                if (low < 0xdc00 || low >= 0xe000) json_bad(j, "the second half of a surrogate "
-                    "pair");
+                if (low < 0xdc00 || low >= 0xe000)
+                    json_bad(j, "the second half of a surrogate pair");
                 u = 0x10000 + ((u - 0xd800) << 10) + (low - 0xdc00);
             }
             count += utf8_put(u, out + count);
