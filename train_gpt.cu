@@ -960,14 +960,14 @@ static Flags flags_merge_saved(Flags *f, Json j) {
         Text was = { NULL, 0, 0 }, now = { NULL, 0, 0 };
         flag_add_value(&was, &saved, i);
         flag_add_value(&now, f, i);
-        if (strcmp(was.at, now.at)) {
+        if (f->resume && strcmp(was.at, now.at)) {
             int is_course = i == F_seed || i == F_val_fraction || i == F_tokenizer;
-            check(!f->resume || i != F_seq_len, EXIT_USAGE, "--%s %s: the checkpoint has %s; a "
-                  "resumed model keeps its shape (or start another --out)", name, now.at, was.at);
-            check(!f->resume || !is_course || f->allow_data_change, EXIT_USAGE, "--%s %s: the "
-                  "checkpoint has %s, and another one changes the course of the data; "
-                  "--allow_data_change goes on all the same", name, now.at, was.at);
-            if (f->resume && flag_infos[i].group != WATCH && flag_infos[i].group != MODEL)
+            check(i != F_seq_len, EXIT_USAGE, "--%s %s: the checkpoint has %s; a resumed model "
+                  "keeps its shape (or start another --out)", name, now.at, was.at);
+            check(!is_course || f->allow_data_change, EXIT_USAGE, "--%s %s: the checkpoint has "
+                  "%s, and another one changes the course of the data; --allow_data_change goes "
+                  "on all the same", name, now.at, was.at);
+            if (flag_infos[i].group != WATCH && flag_infos[i].group != MODEL)
                 say("changed: %s %s -> %s\n", name, was.at, now.at);
         }
         free(was.at), free(now.at);
