@@ -1345,12 +1345,11 @@ typedef struct {                  // c (M,N), and what is done to a sum before i
     int add;                      // r += sum instead of r = sum
     const floatX *bias;           // (N): added to every row
     floatX *pre_gelu;             // (M,N): receives the sum so far, which becomes gelu(sum)
-    const floatX *gelu_backward; // (M,N) pre_gelu of the forward pass: sum *= gelu_slope(pre_gelu)
+    const floatX *gelu_backward;  // (M,N): pre_gelu of the forward pass; sum *= gelu_slope of it
     const floatX *residual;       // (M,N): added last
 } Out;
 static inline Out to_x(floatX *x, size_t ld) { Out c = {x, 0, ld, 0, 0, 0, 0, 0, 0, 0}; return c; }
 static inline Out to_r(real *r, size_t ld) { Out c = {0, r, ld, 0, 0, 0, 0, 0, 0, 0}; return c; }
-
 
 // r[slot] = slots of VL lanes of m from (lane, k) on; zeros outside of m's (lanes, K).
 // If k runs along memory, lanes are loaded and transposed, else slots are loaded. Prefetches the
@@ -1521,19 +1520,19 @@ static void matmul_choose(const char *how, int fuses_gelu) { // --matmul; gelu i
     matmul_bf16 = !strcmp(how, "bf16");
 }
 
-// gemm: the same by all threads: tm x tn rectangles, so that the largest one costs least
+// gemm: the same by all threads: tm x tn of them, a rectangle of c each; the largest costs least.
 static void gemm(Out c, Mat a, Mat b, size_t M, size_t N, size_t K) {
-    const size_t m = div_up(M, MR), n = div_up(N, NR); // tiles
+    const size_t m = div_up(M, MR), n = div_up(N, NR); // rows and columns of tiles
     matmul_flops += 2 * (double)M * (double)N * (double)K;
     #pragma omp parallel firstprivate(c) if (M * N * K > 1 << 16)  // 2 us: what a region costs
     {
-        const size_t threads = (size_t)omp_get_num_threads(), rank = (size_t)omp_get_thread_num();
+        const size_t threads = (size_t)omp_get_num_threads(), me = (size_t)omp_get_thread_num();
         size_t tm = 1, best = SIZE_MAX;
         for (size_t t = 1; t <= threads; t++) { // + 8: packing costs about 8 products
             const size_t rows = div_up(m, t) * MR, cols = div_up(n, threads / t) * NR;
             if ((rows + 8) * (cols + 8) < best) { best = (rows + 8) * (cols + 8); tm = t; }
         }
-        const size_t tn = threads / tm, ti = rank % tm, tj = rank / tm;
+        const size_t tn = threads / tm, ti = me % tm, tj = me / tm;
         const size_t i = m * ti / tm * MR, i_end = min_size(m * (ti + 1) / tm * MR, M);
         const size_t j = n * tj / tn * NR, j_end = min_size(n * (tj + 1) / tn * NR, N);
         c.i += i, c.j += j;
@@ -1577,8 +1576,8 @@ static void matmul_backward(floatX *dinp, real *dweight, real *dbias, const floa
         const size_t cols = min_size(WIDTH, OC - j);
         for (size_t i = 0; i < N; i++)
             for (size_t l = 0; l < cols; l++) sum[l] += f32(dout[i * OC + j + l]);
-        for (size_t l = 0; l < cols; l++) dbias[j + l] = accumulate ? dbias[j + l] + sum[l]
-            : sum[l];
+        for (size_t l = 0; l < cols; l++)
+            dbias[j + l] = accumulate ? dbias[j + l] + sum[l] : sum[l];
     }
 }
 
