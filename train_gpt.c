@@ -296,8 +296,6 @@ static void net_init(int *rank, int *ranks, int *node_ranks) {
 }
 static void net_finish(void) {}
 static void net_abort(int code) { _exit(code); }
-static void net_begin(void) {}
-static void net_end(void) {}
 static void net_post(void *x, int bytes, int peer, int is_send) {
     (void)x; (void)bytes; (void)peer; (void)is_send;
 }
@@ -710,7 +708,7 @@ static void json_skip(Json *j) { // any one value; brackets are counted, so dept
 // === 3. Flags ========================================================================== [shared]
 // One line of this table is one flag: it makes the field of struct Flags, the parser, --help, the
 // record in the log and in the checkpoint. To add a flag, add a line and use f->name.
-// Types: I whole number, F number, S text, E one of the words at the start of the help, B switch.
+// Types: I whole number, F number, S text, E one of the words in the help, B switch.
 
 enum { MODE, MODEL, DATA, TRAIN, WATCH, SAVE, ROBUST, NUM_GROUPS };
 static const char *const group_titles[NUM_GROUPS] = {
@@ -992,7 +990,7 @@ static double hash_uniform(uint64_t seed, uint64_t counter) { // in [0, 1)
 // number of bits that holds count; a result >= count goes through again ("cycle walking").
 static uint64_t permute(uint64_t i, uint64_t count, uint64_t key) {
     int half = 1;
-    while (half < 32 && (uint64_t)1 << 2 * half < count) half++;
+    while (half < 32 && ((uint64_t)1 << (2 * half)) < count) half++;
     uint64_t mask = ((uint64_t)1 << half) - 1;
     do {
         uint64_t left = i >> half, right = i & mask;
@@ -1128,7 +1126,7 @@ static void dev_check(void) { // the first thing the program does
           "(make clean all), or with make ARCH=x86-64", missing);
 }
 
-// --- 5.2 memory: the six calls behind which a GPU hides ---
+// --- 5.2 memory: the calls behind which a GPU hides ---
 static size_t dev_bytes = 0; // what has been allocated; --plan predicts it exactly
 
 // Page faults are dear (13 to 18 us per 4 KiB page): 2 MiB pages where the kernel gives them, first
@@ -2135,7 +2133,7 @@ static size_t acts_lay_out(ActInfo *out, Config c, size_t B, size_t T, int r, in
 }
 
 // --- 7.3 buffers ---
-// The fifth table: the same lines allocate the buffers and print the plan: the plan is exact.
+// A line allocates its buffer and is a line of --plan, which is therefore exact.
 #define BUFFERS(X) \
     /* name      type     elements                                                  what */ \
     X(weights,   floatX,  y.count,                                            "weights") \

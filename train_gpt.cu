@@ -711,7 +711,7 @@ static void json_skip(Json *j) { // any one value; brackets are counted, so dept
 // === 3. Flags ========================================================================== [shared]
 // One line of this table is one flag: it makes the field of struct Flags, the parser, --help, the
 // record in the log and in the checkpoint. To add a flag, add a line and use f->name.
-// Types: I whole number, F number, S text, E one of the words at the start of the help, B switch.
+// Types: I whole number, F number, S text, E one of the words in the help, B switch.
 
 enum { MODE, MODEL, DATA, TRAIN, WATCH, SAVE, ROBUST, NUM_GROUPS };
 static const char *const group_titles[NUM_GROUPS] = {
@@ -993,7 +993,7 @@ static double hash_uniform(uint64_t seed, uint64_t counter) { // in [0, 1)
 // number of bits that holds count; a result >= count goes through again ("cycle walking").
 static uint64_t permute(uint64_t i, uint64_t count, uint64_t key) {
     int half = 1;
-    while (half < 32 && (uint64_t)1 << 2 * half < count) half++;
+    while (half < 32 && ((uint64_t)1 << (2 * half)) < count) half++;
     uint64_t mask = ((uint64_t)1 << half) - 1;
     do {
         uint64_t left = i >> half, right = i & mask;
@@ -3059,7 +3059,7 @@ static size_t acts_lay_out(ActInfo *out, Config c, size_t B, size_t T, int r, in
 }
 
 // --- 7.3 buffers ---
-// The fifth table: the same lines allocate the buffers and print the plan: the plan is exact.
+// A line allocates its buffer and is a line of --plan, which is therefore exact.
 #define BUFFERS(X) \
     /* name      type     elements                                                  what */ \
     X(weights,   floatX,  y.count,                                            "weights") \
