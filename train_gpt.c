@@ -692,10 +692,9 @@ static void json_skip(Json *j) { // any one value; brackets are counted, so dept
             if (j->at >= j->end) json_bad(j, "the end of a string");
             j->at++;
         } else if (c == '{' || c == '[') { depth++; j->at++; }
-        else if ((c == '}' || c == ']' || c == ',' || c == ':') && depth > 0) {
-            if (c == '}' || c == ']') depth--;
-            j->at++;
-        } else {
+        else if (depth > 0 && (c == '}' || c == ']')) { depth--; j->at++; }
+        else if (depth > 0 && (c == ',' || c == ':')) j->at++;
+        else {
             const char *start = j->at;
             while (j->at < j->end && (isalnum((unsigned char)*j->at) || strchr("+-.", *j->at)))
                 j->at++;
@@ -836,7 +835,7 @@ static void flag_add_value(Text *t, const Flags *f, int i) { // as JSON, and exa
     else if (type == 'F') text_add(t, "%.17g", *flag_number(f, i));
     else text_add_quoted(t, *flag_string(f, i));
 }
-// All flags but those of this one call: the rest is what a checkpoint keeps.
+// A checkpoint keeps all flags but those that are of one call.
 static int is_flag_of_call(int i) {
     return flag_infos[i].group == MODE || i == F_out || i == F_log || i == F_allow_data_change ||
            i == F_zero || i == F_timeout || i == F_inject;
@@ -2325,7 +2324,8 @@ static void gpt_forward(Model *model, const int32_t *tokens, size_t B, size_t T,
     size_t C = model->config.C, L = model->config.L;
     Params p = params_at(model, 0);
     Acts first = acts_at(model, 0), last = acts_at(model, L);
-    embedding_forward(first.x, tokens, p.wte, p.wpe, B, T, C, cached < 0 ? 0 : (size_t)cached);
+    embedding_forward(first.x, tokens, p.wte, p.wpe, B, T, C,
+                      cached == NO_CACHE ? 0 : (size_t)cached);
     for (size_t l = 0; l < L; l++) gpt_layer_forward(model, l, B, T, cached);
     layernorm_forward(last.lnf, last.lnf_mean, last.lnf_rstd, last.x, p.lnfw, p.lnfb, B * T, C);
 }
