@@ -99,10 +99,14 @@ enum { HEAD_ROWS = 512 };    // of logits at a time; each turn reads and writes 
 // PRECISION: what weights and activations are stored in (floatX) and sums are kept in (real).
 #if defined(PRECISION_FP64)      // for tests: finite differences, and 9 digits against PyTorch
 typedef double real, floatX;
+typedef uint64_t RealBits;
+#define REAL_BYTES 8
 #define exp_real exp_double
 #define PRECISION_NAME "fp64"
 #else
 typedef float real;
+typedef uint32_t RealBits;
+#define REAL_BYTES 4
 #define exp_real exp_poly
 #if defined(PRECISION_BF16)
 typedef struct { uint16_t bits; } floatX; // a struct, so that a + b without f32() does not compile
@@ -149,13 +153,7 @@ enum { has_master = sizeof(floatX) < sizeof(real) }; // weights may have a copy 
 #else
 #define VECTOR_BYTES 16
 #endif
-#if defined(PRECISION_FP64)
-#define VL (VECTOR_BYTES / 8)
-typedef uint64_t RealBits;
-#else
-#define VL (VECTOR_BYTES / 4)
-typedef uint32_t RealBits;
-#endif
+#define VL (VECTOR_BYTES / REAL_BYTES)
 #if defined(__AVX512F__) || defined(__aarch64__)
 enum { MR = 8, NV = 2 };
 #else
