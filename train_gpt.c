@@ -1368,6 +1368,8 @@ INLINE void load_block(Vec r[VL], Mat m, size_t lane, size_t k, size_t lanes, si
     if (m.col == 1) transpose(r);
 }
 
+// Where the first slot of lane i is in panels [panel][slot][P].
+INLINE size_t panel_at(size_t i, size_t P, size_t slots) { return i / P * P * slots + i % P; }
 // dst [panel][slot][P] = (lanes, K) of m, walking along its rows in memory
 INLINE void pack(real *dst, size_t P, Mat m, size_t lanes, size_t K, int bf16) {
     const size_t slots = slots_of(K, bf16), wide = round_up(lanes, P);
@@ -1375,7 +1377,7 @@ INLINE void pack(real *dst, size_t P, Mat m, size_t lanes, size_t K, int bf16) {
     for (size_t o = 0; o < outer; o += VL)
         for (size_t n = 0; n < inner; n += VL) {
             const size_t lane = m.col == 1 ? o : n, q = m.col == 1 ? n : o;
-            real *d = dst + lane / P * P * slots + q * P + lane % P;
+            real *d = dst + panel_at(lane, P, slots) + q * P;
             Vec r[VL];
             load_block(r, m, lane, q * slot_k(bf16), lanes, K, bf16);
             UNROLL for (int i = 0; i < VL; i++) *(Vec *)(d + i * P) = r[i];
@@ -1414,7 +1416,7 @@ NOINLINE void panels_product(real *c, size_t ld, int add, const real *a, const r
     for (size_t i = 0; i < rows; i += MR)
         for (size_t j = 0; j < cols; j += NR) {
             real *tile = c + i * ld + j;
-            const real *ap = a + i / PA * PA * slots + i % PA, *bp = b + j * slots;
+            const real *ap = a + panel_at(i, PA, slots), *bp = b + j * slots;
             if (bf16) sum_tile(tile, ld, ap, bp, slots, add, 1);
             else sum_tile(tile, ld, ap, bp, slots, add, 0);
         }
@@ -1491,7 +1493,7 @@ INLINE void gemm_blocks(Out c, Mat a, Mat b, size_t M, size_t N, size_t K, int b
                     for (size_t i = 0; i < mc; i += MR)
                         for (size_t j = 0; j < nc; j += NR) {
                             const size_t rows = min_size(MR, mc - i), cols = min_size(NR, nc - j);
-                            const real *ap = pa + i / PA * PA * slots + i % PA;
+                            const real *ap = pa + panel_at(i, PA, slots);
                             real *tile = K > kc ? sums + (j0 - jb + j) * MC + i * NR : sums;
                             if (is_last) prefetch_tile(c, i0 + i, j0 + j, rows);
                             sum_tile(tile, NR, ap, pb + j * slots, slots, k > 0, bf16);
