@@ -799,10 +799,10 @@ static double *flag_number(const Flags *f, int i) { return (double *)flag_at(f, 
 static const char **flag_string(const Flags *f, int i) { return (const char **)flag_at(f, i); }
 
 static int is_choice(const char *choices, const char *word) { // "a|b|c"
-    size_t count = strlen(word);
-    for (const char *c = choices; count > 0 && c != NULL; c = strchr(c, '|')) {
-        if (*c == '|') c++;
-        if (!strncmp(c, word, count) && (c[count] == '|' || c[count] == 0)) return 1;
+    size_t count;
+    for (const char *c = choices; *c; c += count + (c[count] == '|')) {
+        count = strcspn(c, "|");
+        if (count == strlen(word) && !strncmp(c, word, count)) return 1;
     }
     return 0;
 }
