@@ -1117,13 +1117,13 @@ static inline real gelu_slope(real x) {
     return gate + x * gate * (1 - gate) * d_two_u;
 }
 
+// --- 5.2 the device: the calls behind which a GPU hides ---
 static void dev_check(void) { // the first thing the program does
     const char *missing = CPU_NEEDS(__builtin_cpu_supports);
     check(missing == NULL, EXIT_USAGE, "this build needs a CPU with %s: build it on this machine "
           "(make clean all), or with make ARCH=x86-64", missing);
 }
 
-// --- 5.2 memory: the calls behind which a GPU hides ---
 static size_t dev_bytes = 0; // what has been allocated; --plan predicts it exactly
 
 // Page faults are dear (13 to 18 us per 4 KiB page): 2 MiB pages where the kernel gives them, first
