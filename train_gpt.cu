@@ -699,8 +699,8 @@ static void json_skip(Json *j) { // any one value; brackets are counted, so dept
         else if (depth > 0 && (c == ',' || c == ':')) j->at++;
         else {
             const char *start = j->at;
-            while (j->at < j->end && (isalnum((unsigned char)*j->at) || strchr("+-.", *j->at)))
-                j->at++;
+            while (j->at < j->end && *j->at &&
+                   (isalnum((unsigned char)*j->at) || strchr("+-.", *j->at))) j->at++;
             if (j->at == start) json_bad(j, "a value");
         }
     } while (depth > 0);
