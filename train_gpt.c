@@ -16,11 +16,11 @@
 //   2  Errors, files, time                    check(), the checked reader, the writer, JSON
 //   3  Flags                                  one table
 //   4  Random numbers
-//   5  Number types and memory
+//   5  The device and its memory              on a CPU also exp and GELU
 //   6  Ops                                    each forward beside its backward
 //   7  The model                              tables of parameters, activations and buffers
 //   8  Forward and backward through the layers
-//   9  Processes                             a rank's share, communication, the watchdog
+//   9  Processes                              a rank's share, communication, the watchdog
 //   10 Optimizer step                         schedule, clipping, ZeRO-1, AdamW
 //   11 Data                                   shards and texts as one stream of windows
 //   12 Tokenizer and sampling
@@ -1071,9 +1071,7 @@ static void normal_fill(real *out, size_t count, float std, Mersenne *r) {
     }
 }
 
-// === 5. Number types and memory ==================================================================
-// floatX is what weights and activations are stored in, real what sums and gradients are kept in
-// (section 1 chooses). A floatX is only read through f32() and written through fX().
+// === 5. The device and its memory ================================================================
 
 // --- 5.1 elementary functions, branch-free so that loops over them vectorise ---
 // exp_real: e^x.
