@@ -2061,8 +2061,7 @@ static size_t bucket_count(const Layout *y, size_t bucket) {
     return y->bucket_count[bucket_scope(y, bucket)];
 }
 static size_t largest_bucket(const Layout *y) {
-    return max_size(max_size(y->bucket_count[FIRST], y->bucket_count[LAYER]),
-                    y->bucket_count[LAST]);
+    return max_size(y->bucket_count[FIRST], y->bucket_count[LAYER]); // LAST is never larger
 }
 // Where the shard of rank r begins in `count` elements (a bucket, or several).
 static size_t shard_start(size_t count, int r) {
