@@ -1634,11 +1634,7 @@ static Attention attention_here(void) { // of this thread
                       attention_HS);
     return s;
 }
-// Panels of the keys or values in `rows` (T,HS), ld apart, for a product in which k is the channel,
-static void attention_pack(real *panels, const floatX *rows, size_t ld, size_t T, size_t HS) {
-    pack_panels(panels, NR, rows_of(rows, ld), T, HS);
-}
-// and for one in which k is the row: block by block.
+// Panels of the keys or values in `rows` (T,HS), ld apart, for products with k = row: by blocks.
 static void attention_pack_by_channel(real *panels, const floatX *rows, size_t ld, size_t T,
                                       size_t HS) {
     for (size_t t = 0; t < T; t += ATT_BLOCK)
@@ -1689,7 +1685,7 @@ static void attention_head_forward(floatX *out, size_t out_ld, real *lse, const 
                                    size_t ld, const floatX *k, const floatX *v, size_t kv_ld,
                                    size_t n, size_t first, size_t HS) {
     Attention s = attention_here();
-    attention_pack(s.keys, k, kv_ld, first + n, HS);
+    pack_panels(s.keys, NR, rows_of(k, kv_ld), first + n, HS);
     attention_pack_by_channel(s.values_by_channel, v, kv_ld, first + n, HS);
     for (size_t t = 0; t < n; t += ATT_BLOCK)
         attention_rows(out + t * out_ld, out_ld, lse ? lse + t : NULL, q + t * ld, ld,
@@ -1739,8 +1735,8 @@ static void attention_head_backward(floatX *dqkv, const floatX *dout, const floa
     Attention s = attention_here();
     size_t HSp = round_up(HS, NR), deep = slots_of(HS, is_bf16_product());
     real scale = 1 / (real)sqrt((real)HS);
-    attention_pack(s.keys, qkv + C, 3 * C, T, HS);
-    attention_pack(s.values, qkv + 2 * C, 3 * C, T, HS);
+    pack_panels(s.keys, NR, rows_of(qkv + C, 3 * C), T, HS);
+    pack_panels(s.values, NR, rows_of(qkv + 2 * C, 3 * C), T, HS);
     attention_pack_by_channel(s.keys_by_channel, qkv + C, 3 * C, T, HS);
     for (size_t q0 = 0; q0 < T; q0 += ATT_BLOCK) {
         size_t rows = min_size(ATT_BLOCK, T - q0);
