@@ -1524,8 +1524,8 @@ static void gemm(Out c, Mat a, Mat b, size_t M, size_t N, size_t K) {
         const size_t threads = (size_t)omp_get_num_threads(), me = (size_t)omp_get_thread_num();
         size_t tm = 1, best = SIZE_MAX;
         for (size_t t = 1; t <= threads; t++) { // + 8: packing costs about 8 products
-            const size_t rows = div_up(m, t) * MR, cols = div_up(n, threads / t) * NR;
-            if ((rows + 8) * (cols + 8) < best) { best = (rows + 8) * (cols + 8); tm = t; }
+            const size_t rows = div_up(m, t) * MR + 8, cols = div_up(n, threads / t) * NR + 8;
+            if (rows * cols < best) { best = rows * cols; tm = t; }
         }
         const size_t tn = threads / tm, ti = me % tm, tj = me / tm;
         const size_t i = m * ti / tm * MR, i_end = min_size(m * (ti + 1) / tm * MR, M);
