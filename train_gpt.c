@@ -16,11 +16,11 @@
 //   2  Errors, files, time                    check(), the checked reader, the writer, JSON
 //   3  Flags                                  one table
 //   4  Random numbers
-//   5  Number types and memory
+//   5  The device and its memory              on a CPU also exp and GELU
 //   6  Ops                                    each forward beside its backward
 //   7  The model                              tables of parameters, activations and buffers
 //   8  Forward and backward through the layers
-//   9  Processes                             a rank's share, communication, the watchdog
+//   9  Processes                              a rank's share, communication, the watchdog
 //   10 Optimizer step                         schedule, clipping, ZeRO-1, AdamW
 //   11 Data                                   shards and texts as one stream of windows
 //   12 Tokenizer and sampling
@@ -99,10 +99,14 @@ enum { HEAD_ROWS = 512 };    // of logits at a time; each turn reads and writes 
 // PRECISION: what weights and activations are stored in (floatX) and sums are kept in (real).
 #if defined(PRECISION_FP64)      // for tests: finite differences, and 9 digits against PyTorch
 typedef double real, floatX;
+typedef uint64_t RealBits;
+#define REAL_BYTES 8
 #define exp_real exp_double
 #define PRECISION_NAME "fp64"
 #else
 typedef float real;
+typedef uint32_t RealBits;
+#define REAL_BYTES 4
 #define exp_real exp_poly
 #if defined(PRECISION_BF16)
 typedef struct { uint16_t bits; } floatX; // a struct, so that a + b without f32() does not compile
@@ -149,13 +153,7 @@ enum { has_master = sizeof(floatX) < sizeof(real) }; // weights may have a copy 
 #else
 #define VECTOR_BYTES 16
 #endif
-#if defined(PRECISION_FP64)
-#define VL (VECTOR_BYTES / 8)
-typedef uint64_t RealBits;
-#else
-#define VL (VECTOR_BYTES / 4)
-typedef uint32_t RealBits;
-#endif
+#define VL (VECTOR_BYTES / REAL_BYTES)
 #if defined(__AVX512F__) || defined(__aarch64__)
 enum { MR = 8, NV = 2 };
 #else
@@ -241,6 +239,8 @@ INLINE void transpose(Vec r[VL]) {
 // Messages between processes, bare; section 9 gives them their meaning. MPI counts in int; one size
 // for all keeps long messages tested.
 enum { MESSAGE_BYTES = 1 << 20 };
+static void net_begin(void) {} // messages are posted between begin and end, then under way until
+static void net_end(void) {}   // net_wait
 #ifdef USE_MPI
 #include <mpi.h>
 static MPI_Request *net_requests = NULL;
@@ -265,9 +265,6 @@ static MPI_Request *net_request(void) {
     }
     return &net_requests[net_count++];
 }
-// Messages are posted between begin and end, under way until net_wait.
-static void net_begin(void) {}
-static void net_end(void) {}
 static void net_post(void *x, int bytes, int peer, int is_send) {
     if (is_send) MPI_Isend(x, bytes, MPI_BYTE, peer, 0, MPI_COMM_WORLD, net_request());
     else MPI_Irecv(x, bytes, MPI_BYTE, peer, 0, MPI_COMM_WORLD, net_request());
@@ -275,11 +272,11 @@ static void net_post(void *x, int bytes, int peer, int is_send) {
 // Until all that was posted has been sent and received. MPI's own waits never sleep; where there
 // are more processes than cores they keep those from working that are waited for.
 static void net_wait(void) {
-    int is_done = 0;
     struct timespec nap = { 0, 50000 };
-    for (int tries = 0; MPI_Testall(net_count, net_requests, &is_done, MPI_STATUSES_IGNORE),
-         !is_done; tries++)
-        if (tries >= 1000) nanosleep(&nap, NULL); // some 0.2 ms were in vain
+    for (int tries = 0, is_done = 0; !is_done; tries++) {
+        if (tries > 1000) nanosleep(&nap, NULL); // some 0.2 ms were in vain
+        MPI_Testall(net_count, net_requests, &is_done, MPI_STATUSES_IGNORE);
+    }
     net_count = 0;
 }
 static void net_sum(double *x, int count) {
@@ -297,8 +294,6 @@ static void net_init(int *rank, int *ranks, int *node_ranks) {
 }
 static void net_finish(void) {}
 static void net_abort(int code) { _exit(code); }
-static void net_begin(void) {}
-static void net_end(void) {}
 static void net_post(void *x, int bytes, int peer, int is_send) {
     (void)x; (void)bytes; (void)peer; (void)is_send;
 }
@@ -341,7 +336,7 @@ static void die(int code, const char *fmt, ...) {
     va_start(args, fmt);
     vsnprintf(die_message, sizeof die_message, fmt, args);
     va_end(args);
-    for (char *c = die_message; *c; c++) if ((unsigned char)*c < 0x20) *c = '?'; // of a name
+    for (char *c = die_message; *c; c++) if ((unsigned char)*c < 0x20) *c = '?'; // in file names
     if (die_recovers != NULL) longjmp(*die_recovers, code);
     fflush(stdout);
     if (rank > 0) usleep(300000); // what goes wrong on all ranks is told once, by rank 0
@@ -652,8 +647,8 @@ static size_t json_string(Json *j, char *out, size_t room) { // bytes, without t
                     json_bad(j, "a surrogate pair");
                 j->at += 2;
                 uint32_t low = json_hex4(j);
-                if (low < 0xdc00 || low >= 0xe000) json_bad(j, "the second half of a surrogate "
-                    "pair");
+                if (low < 0xdc00 || low >= 0xe000)
+                    json_bad(j, "the second half of a surrogate pair");
                 u = 0x10000 + ((u - 0xd800) << 10) + (low - 0xdc00);
             }
             count += utf8_put(u, out + count);
@@ -699,13 +694,12 @@ static void json_skip(Json *j) { // any one value; brackets are counted, so dept
             if (j->at >= j->end) json_bad(j, "the end of a string");
             j->at++;
         } else if (c == '{' || c == '[') { depth++; j->at++; }
-        else if ((c == '}' || c == ']' || c == ',' || c == ':') && depth > 0) {
-            if (c == '}' || c == ']') depth--;
-            j->at++;
-        } else {
+        else if (depth > 0 && (c == '}' || c == ']')) { depth--; j->at++; }
+        else if (depth > 0 && (c == ',' || c == ':')) j->at++;
+        else {
             const char *start = j->at;
-            while (j->at < j->end && (isalnum((unsigned char)*j->at) || strchr("+-.", *j->at)))
-                j->at++;
+            while (j->at < j->end && *j->at &&
+                   (isalnum((unsigned char)*j->at) || strchr("+-.", *j->at))) j->at++;
             if (j->at == start) json_bad(j, "a value");
         }
     } while (depth > 0);
@@ -715,7 +709,7 @@ static void json_skip(Json *j) { // any one value; brackets are counted, so dept
 // === 3. Flags ========================================================================== [shared]
 // One line of this table is one flag: it makes the field of struct Flags, the parser, --help, the
 // record in the log and in the checkpoint. To add a flag, add a line and use f->name.
-// Types: I whole number, F number, S text, E one of the words at the start of the help, B switch.
+// Types: I whole number, F number, S text, E one of the words in the help, B switch.
 
 enum { MODE, MODEL, DATA, TRAIN, WATCH, SAVE, ROBUST, NUM_GROUPS };
 static const char *const group_titles[NUM_GROUPS] = {
@@ -804,10 +798,10 @@ static double *flag_number(const Flags *f, int i) { return (double *)flag_at(f, 
 static const char **flag_string(const Flags *f, int i) { return (const char **)flag_at(f, i); }
 
 static int is_choice(const char *choices, const char *word) { // "a|b|c"
-    size_t count = strlen(word);
-    for (const char *c = choices; count > 0 && c != NULL; c = strchr(c, '|')) {
-        if (*c == '|') c++;
-        if (!strncmp(c, word, count) && (c[count] == '|' || c[count] == 0)) return 1;
+    size_t count;
+    for (const char *c = choices; *c; c += count + (c[count] == '|')) {
+        count = strcspn(c, "|");
+        if (count == strlen(word) && !strncmp(c, word, count)) return 1;
     }
     return 0;
 }
@@ -843,7 +837,7 @@ static void flag_add_value(Text *t, const Flags *f, int i) { // as JSON, and exa
     else if (type == 'F') text_add(t, "%.17g", *flag_number(f, i));
     else text_add_quoted(t, *flag_string(f, i));
 }
-// All flags but those of this one call: the rest is what a checkpoint keeps.
+// A checkpoint keeps all flags but those that are of one call.
 static int is_flag_of_call(int i) {
     return flag_infos[i].group == MODE || i == F_out || i == F_log || i == F_allow_data_change ||
            i == F_zero || i == F_timeout || i == F_inject;
@@ -964,14 +958,14 @@ static Flags flags_merge_saved(Flags *f, Json j) {
         Text was = { NULL, 0, 0 }, now = { NULL, 0, 0 };
         flag_add_value(&was, &saved, i);
         flag_add_value(&now, f, i);
-        if (strcmp(was.at, now.at)) {
+        if (f->resume && strcmp(was.at, now.at)) {
             int is_course = i == F_seed || i == F_val_fraction || i == F_tokenizer;
-            check(!f->resume || i != F_seq_len, EXIT_USAGE, "--%s %s: the checkpoint has %s; a "
-                  "resumed model keeps its shape (or start another --out)", name, now.at, was.at);
-            check(!f->resume || !is_course || f->allow_data_change, EXIT_USAGE, "--%s %s: the "
-                  "checkpoint has %s, and another one changes the course of the data; "
-                  "--allow_data_change goes on all the same", name, now.at, was.at);
-            if (f->resume && flag_infos[i].group != WATCH && flag_infos[i].group != MODEL)
+            check(i != F_seq_len, EXIT_USAGE, "--%s %s: the checkpoint has %s; a resumed model "
+                  "keeps its shape (or start another --out)", name, now.at, was.at);
+            check(!is_course || f->allow_data_change, EXIT_USAGE, "--%s %s: the checkpoint has "
+                  "%s, and another one changes the course of the data; --allow_data_change goes "
+                  "on all the same", name, now.at, was.at);
+            if (flag_infos[i].group != WATCH && flag_infos[i].group != MODEL)
                 say("changed: %s %s -> %s\n", name, was.at, now.at);
         }
         free(was.at), free(now.at);
@@ -997,7 +991,7 @@ static double hash_uniform(uint64_t seed, uint64_t counter) { // in [0, 1)
 // number of bits that holds count; a result >= count goes through again ("cycle walking").
 static uint64_t permute(uint64_t i, uint64_t count, uint64_t key) {
     int half = 1;
-    while (half < 32 && (uint64_t)1 << 2 * half < count) half++;
+    while (half < 32 && ((uint64_t)1 << (2 * half)) < count) half++;
     uint64_t mask = ((uint64_t)1 << half) - 1;
     do {
         uint64_t left = i >> half, right = i & mask;
@@ -1059,7 +1053,7 @@ static double mersenne_double(Mersenne *r) { // uniform in [0, 1), 53 random bit
 //           next such call.
 //   equal   85 % of all numbers to the bit, the others within 8e-7 * std: torch's AVX2 code has its
 //           own log, sin and cos. theta is a float because torch rounds it: worth 1e-6 * std.
-static void normal_fill(float *out, size_t count, float std, Mersenne *r) {
+static void normal_fill(real *out, size_t count, float std, Mersenne *r) {
     for (size_t i = 0; i < count && count < 16; i++, r->has_spare = !r->has_spare) {
         if (r->has_spare) { out[i] = (float)(r->spare * std); continue; }
         double theta = 2 * 3.14159265358979323846 * mersenne_double(r);
@@ -1070,20 +1064,18 @@ static void normal_fill(float *out, size_t count, float std, Mersenne *r) {
     if (count < 16) return;
     for (size_t i = 0; i < count; i++) out[i] = mersenne_float(r);
     for (size_t start = 0; start < count; start += 16) {
-        float *block = start + 16 <= count ? out + start : out + count - 16;
+        real *block = out + min_size(start, count - 16);
         if (start + 16 > count) for (size_t i = 0; i < 16; i++) block[i] = mersenne_float(r);
         for (size_t i = 0; i < 8; i++) {
-            float radius = sqrtf(-2 * logf(1 - block[i])); // 1 - u is in (0, 1], as log needs
-            float theta = 6.28318530717958647692f * block[i + 8];
+            float u = (float)block[i], theta = 6.28318530717958647692f * (float)block[i + 8];
+            float radius = sqrtf(-2 * logf(1 - u)); // 1 - u is in (0, 1], as log needs
             block[i] = radius * cosf(theta) * std;
             block[i + 8] = radius * sinf(theta) * std;
         }
     }
 }
 
-// === 5. Number types and memory ==================================================================
-// floatX is what weights and activations are stored in, real what sums and gradients are kept in
-// (section 1 chooses). A floatX is only read through f32() and written through fX().
+// === 5. The device and its memory ================================================================
 
 // --- 5.1 elementary functions, branch-free so that loops over them vectorise ---
 // exp_real: e^x.
@@ -1127,13 +1119,13 @@ static inline real gelu_slope(real x) {
     return gate + x * gate * (1 - gate) * d_two_u;
 }
 
+// --- 5.2 the device: the calls behind which a GPU hides ---
 static void dev_check(void) { // the first thing the program does
     const char *missing = CPU_NEEDS(__builtin_cpu_supports);
     check(missing == NULL, EXIT_USAGE, "this build needs a CPU with %s: build it on this machine "
           "(make clean all), or with make ARCH=x86-64", missing);
 }
 
-// --- 5.2 memory: the six calls behind which a GPU hides ---
 static size_t dev_bytes = 0; // what has been allocated; --plan predicts it exactly
 
 // Page faults are dear (13 to 18 us per 4 KiB page): 2 MiB pages where the kernel gives them, first
@@ -1350,12 +1342,11 @@ typedef struct {                  // c (M,N), and what is done to a sum before i
     int add;                      // r += sum instead of r = sum
     const floatX *bias;           // (N): added to every row
     floatX *pre_gelu;             // (M,N): receives the sum so far, which becomes gelu(sum)
-    const floatX *gelu_backward; // (M,N) pre_gelu of the forward pass: sum *= gelu_slope(pre_gelu)
+    const floatX *gelu_backward;  // (M,N): pre_gelu of the forward pass; sum *= gelu_slope of it
     const floatX *residual;       // (M,N): added last
 } Out;
 static inline Out to_x(floatX *x, size_t ld) { Out c = {x, 0, ld, 0, 0, 0, 0, 0, 0, 0}; return c; }
 static inline Out to_r(real *r, size_t ld) { Out c = {0, r, ld, 0, 0, 0, 0, 0, 0, 0}; return c; }
-
 
 // r[slot] = slots of VL lanes of m from (lane, k) on; zeros outside of m's (lanes, K).
 // If k runs along memory, lanes are loaded and transposed, else slots are loaded. Prefetches the
@@ -1379,6 +1370,8 @@ INLINE void load_block(Vec r[VL], Mat m, size_t lane, size_t k, size_t lanes, si
     if (m.col == 1) transpose(r);
 }
 
+// Where the first slot of lane i is in panels [panel][slot][P].
+INLINE size_t panel_at(size_t i, size_t P, size_t slots) { return i / P * P * slots + i % P; }
 // dst [panel][slot][P] = (lanes, K) of m, walking along its rows in memory
 INLINE void pack(real *dst, size_t P, Mat m, size_t lanes, size_t K, int bf16) {
     const size_t slots = slots_of(K, bf16), wide = round_up(lanes, P);
@@ -1386,7 +1379,7 @@ INLINE void pack(real *dst, size_t P, Mat m, size_t lanes, size_t K, int bf16) {
     for (size_t o = 0; o < outer; o += VL)
         for (size_t n = 0; n < inner; n += VL) {
             const size_t lane = m.col == 1 ? o : n, q = m.col == 1 ? n : o;
-            real *d = dst + lane / P * P * slots + q * P + lane % P;
+            real *d = dst + panel_at(lane, P, slots) + q * P;
             Vec r[VL];
             load_block(r, m, lane, q * slot_k(bf16), lanes, K, bf16);
             UNROLL for (int i = 0; i < VL; i++) *(Vec *)(d + i * P) = r[i];
@@ -1413,18 +1406,19 @@ INLINE void sum_tile(real *tile, size_t ld, const real *a, const real *b, size_t
 }
 
 // For use with few rows, as in attention: the same two steps, bf16 chosen at run time.
-NOINLINE void pack_panels(real *dst, size_t P, Mat m, size_t lanes, size_t K, int bf16) {
-    if (bf16) pack(dst, P, m, lanes, K, 1);
+NOINLINE void pack_panels(real *dst, size_t P, Mat m, size_t lanes, size_t K) {
+    if (is_bf16_product()) pack(dst, P, m, lanes, K, 1);
     else pack(dst, P, m, lanes, K, 0);
 }
 // c (rows,cols), rows ld apart, padded to whole tiles, = or += panels a . panels b, K deep.
 NOINLINE void panels_product(real *c, size_t ld, int add, const real *a, const real *b, size_t rows,
-                             size_t cols, size_t K, int bf16) {
+                             size_t cols, size_t K) {
+    const int bf16 = is_bf16_product();
     const size_t slots = slots_of(K, bf16);
     for (size_t i = 0; i < rows; i += MR)
         for (size_t j = 0; j < cols; j += NR) {
             real *tile = c + i * ld + j;
-            const real *ap = a + i / PA * PA * slots + i % PA, *bp = b + j * slots;
+            const real *ap = a + panel_at(i, PA, slots), *bp = b + j * slots;
             if (bf16) sum_tile(tile, ld, ap, bp, slots, add, 1);
             else sum_tile(tile, ld, ap, bp, slots, add, 0);
         }
@@ -1501,7 +1495,7 @@ INLINE void gemm_blocks(Out c, Mat a, Mat b, size_t M, size_t N, size_t K, int b
                     for (size_t i = 0; i < mc; i += MR)
                         for (size_t j = 0; j < nc; j += NR) {
                             const size_t rows = min_size(MR, mc - i), cols = min_size(NR, nc - j);
-                            const real *ap = pa + i / PA * PA * slots + i % PA;
+                            const real *ap = pa + panel_at(i, PA, slots);
                             real *tile = K > kc ? sums + (j0 - jb + j) * MC + i * NR : sums;
                             if (is_last) prefetch_tile(c, i0 + i, j0 + j, rows);
                             sum_tile(tile, NR, ap, pb + j * slots, slots, k > 0, bf16);
@@ -1525,19 +1519,19 @@ static void matmul_choose(const char *how, int fuses_gelu) { // --matmul; gelu i
     matmul_bf16 = !strcmp(how, "bf16");
 }
 
-// gemm: the same by all threads: tm x tn rectangles, so that the largest one costs least
+// gemm: the same by all threads: tm x tn of them, a rectangle of c each; the largest costs least.
 static void gemm(Out c, Mat a, Mat b, size_t M, size_t N, size_t K) {
-    const size_t m = div_up(M, MR), n = div_up(N, NR); // tiles
+    const size_t m = div_up(M, MR), n = div_up(N, NR); // rows and columns of tiles
     matmul_flops += 2 * (double)M * (double)N * (double)K;
     #pragma omp parallel firstprivate(c) if (M * N * K > 1 << 16)  // 2 us: what a region costs
     {
-        const size_t threads = (size_t)omp_get_num_threads(), rank = (size_t)omp_get_thread_num();
+        const size_t threads = (size_t)omp_get_num_threads(), me = (size_t)omp_get_thread_num();
         size_t tm = 1, best = SIZE_MAX;
         for (size_t t = 1; t <= threads; t++) { // + 8: packing costs about 8 products
-            const size_t rows = div_up(m, t) * MR, cols = div_up(n, threads / t) * NR;
-            if ((rows + 8) * (cols + 8) < best) { best = (rows + 8) * (cols + 8); tm = t; }
+            const size_t rows = div_up(m, t) * MR + 8, cols = div_up(n, threads / t) * NR + 8;
+            if (rows * cols < best) { best = rows * cols; tm = t; }
         }
-        const size_t tn = threads / tm, ti = rank % tm, tj = rank / tm;
+        const size_t tn = threads / tm, ti = me % tm, tj = me / tm;
         const size_t i = m * ti / tm * MR, i_end = min_size(m * (ti + 1) / tm * MR, M);
         const size_t j = n * tj / tn * NR, j_end = min_size(n * (tj + 1) / tn * NR, N);
         c.i += i, c.j += j;
@@ -1581,8 +1575,8 @@ static void matmul_backward(floatX *dinp, real *dweight, real *dbias, const floa
         const size_t cols = min_size(WIDTH, OC - j);
         for (size_t i = 0; i < N; i++)
             for (size_t l = 0; l < cols; l++) sum[l] += f32(dout[i * OC + j + l]);
-        for (size_t l = 0; l < cols; l++) dbias[j + l] = accumulate ? dbias[j + l] + sum[l]
-            : sum[l];
+        for (size_t l = 0; l < cols; l++)
+            dbias[j + l] = accumulate ? dbias[j + l] + sum[l] : sum[l];
     }
 }
 
@@ -1601,19 +1595,29 @@ static void matmul_backward(floatX *dinp, real *dweight, real *dbias, const floa
 // which is why the cached decoding of section 12 repeats the training pass exactly.
 enum { ATT_BLOCK = 64 % NR == 0 ? 64 : 4 * NR }; // a multiple of NR; a pair of blocks fits in L2
 
-// Scratch of one thread. HSp: HS padded to NR. "panels" are operands packed for sum_tile.
-typedef struct {
-    real *scores, *dprobs;            // (ATT_BLOCK, ATT_BLOCK)
-    floatX *probs, *dscores;          // (ATT_BLOCK, ATT_BLOCK): the same as operands
-    real *out, *dquery;               // (ATT_BLOCK, HSp)
-    real *keys, *keys_by_channel;     // panels of all T keys, for q k^T and for dS k
-    real *values, *values_by_channel; // panels of all T values, for dout v^T and for P v
-    real *rows, *drows;               // panels of a block of q and of dout, k = channel
-    real *rows_by_channel, *drows_by_channel; // ... and k = row
-    real *left;                       // panels of P, dS, P^T or dS^T
-    real *dkey, *dvalue;              // (T, HSp)
-    real *dot;                        // (ATT_BLOCK)
-} Attention;
+// Scratch of one thread. Panels are operands packed for sum_tile. HSp, deep, Tp: HS and T, padded.
+#define ATTENTION(X) \
+    /* type   name               reals */ \
+    X(real,   scores,            square)       /* (ATT_BLOCK, ATT_BLOCK) */ \
+    X(real,   dprobs,            square) \
+    X(floatX, probs,             square)       /* the same as operands */ \
+    X(floatX, dscores,           square) \
+    X(real,   left,              square)       /* panels of P, dS, P^T or dS^T */ \
+    X(real,   dot,               block)        /* (ATT_BLOCK) */ \
+    X(real,   out,               block * HSp)  /* (ATT_BLOCK, HSp) */ \
+    X(real,   dquery,            block * HSp) \
+    X(real,   dkey,              Tp * HSp)     /* (T, HSp) */ \
+    X(real,   dvalue,            Tp * HSp) \
+    X(real,   keys,              Tp * deep)    /* panels of all T keys, for q k^T */ \
+    X(real,   values,            Tp * deep)    /* ... of all values, for dout v^T */ \
+    X(real,   keys_by_channel,   Tp * HSp)     /* ... of all keys, for dS k */ \
+    X(real,   values_by_channel, Tp * HSp)     /* ... of all values, for P v */ \
+    X(real,   rows,              block * deep) /* panels of a block of q, k = channel */ \
+    X(real,   drows,             block * deep) /* ... of dout */ \
+    X(real,   rows_by_channel,   block * HSp)  /* ... of q, k = row */ \
+    X(real,   drows_by_channel,  block * HSp)  /* ... of dout, k = row */
+#define ATTENTION_FIELD(type, name, count) type *name;
+typedef struct { ATTENTION(ATTENTION_FIELD) } Attention;
 static real *attention_scratch = NULL; // one piece for each thread, see ops_init
 static size_t attention_T, attention_HS;
 
@@ -1621,18 +1625,10 @@ static size_t attention_T, attention_HS;
 static size_t attention_lay_out(Attention *s, real *at, size_t T, size_t HS) {
     size_t block = ATT_BLOCK, square = block * block, Tp = round_up(T, block), total = 0;
     size_t HSp = round_up(HS, NR), deep = round_up(HS, 2 * VL);
-    const struct { real **to; size_t count; } pieces[] = {
-        { &s->scores, square }, { &s->dprobs, square }, { (real **)&s->probs, square },
-        { (real **)&s->dscores, square }, { &s->left, square }, { &s->dot, block },
-        { &s->out, block * HSp }, { &s->dquery, block * HSp }, { &s->dkey, Tp * HSp },
-        { &s->dvalue, Tp * HSp }, { &s->keys, Tp * deep }, { &s->values, Tp * deep },
-        { &s->keys_by_channel, Tp * HSp }, { &s->values_by_channel, Tp * HSp },
-        { &s->rows, block * deep }, { &s->drows, block * deep },
-        { &s->rows_by_channel, block * HSp }, { &s->drows_by_channel, block * HSp } };
-    for (size_t i = 0; i < sizeof pieces / sizeof *pieces; i++) {
-        *pieces[i].to = at == NULL ? NULL : at + total;
-        total += pieces[i].count;
-    }
+#define ATTENTION_POINT(type, name, count) \
+    s->name = at == NULL ? NULL : (type *)(at + total); \
+    total += count;
+    ATTENTION(ATTENTION_POINT)
     return total;
 }
 static Attention attention_here(void) { // of this thread
@@ -1642,26 +1638,24 @@ static Attention attention_here(void) { // of this thread
                       attention_HS);
     return s;
 }
-// Panels of the keys or values in `rows` (T,HS) with stride ld. by_channel: k = key, block by
-// block.
-static void attention_pack(real *panels, const floatX *rows, size_t ld, size_t T, size_t HS,
-                           int by_channel, int bf16) {
-    if (!by_channel) { pack_panels(panels, NR, rows_of(rows, ld), T, HS, bf16); return; }
+// Panels of the keys or values in `rows` (T,HS), ld apart, for products with k = row: by blocks.
+static void attention_pack_by_channel(real *panels, const floatX *rows, size_t ld, size_t T,
+                                      size_t HS) {
     for (size_t t = 0; t < T; t += ATT_BLOCK)
         pack_panels(panels + t * round_up(HS, NR), NR, cols_of(rows + t * ld, ld), HS,
-             min_size(ATT_BLOCK, T - t), bf16);
+                    min_size(ATT_BLOCK, T - t));
 }
 // One block of query rows against all keys up to its own last row, whose panels are in s.
 //   in      q (rows,HS) stride ld; first: position of its first row; T: keys in the panels
 //   out     out (rows,HS) stride out_ld; lse (rows), or NULL: log of the sum of e^score
 static void attention_rows(floatX *out, size_t out_ld, real *lse, const floatX *q, size_t ld,
-                           size_t rows, size_t first, size_t T, size_t HS, Attention s, int bf16) {
-    size_t HSp = round_up(HS, NR), deep = slots_of(HS, bf16);
+                           size_t rows, size_t first, size_t T, size_t HS, Attention s) {
+    size_t HSp = round_up(HS, NR), deep = slots_of(HS, is_bf16_product());
     real scale = 1 / (real)sqrt((real)HS), max[ATT_BLOCK], sum[ATT_BLOCK];
-    pack_panels(s.rows, PA, rows_of(q, ld), rows, HS, bf16);
+    pack_panels(s.rows, PA, rows_of(q, ld), rows, HS);
     for (size_t t = 0; t < first + rows; t += ATT_BLOCK) {
         size_t keys = min_size(ATT_BLOCK, T - t); // as many as were packed: it sets the layout
-        panels_product(s.scores, ATT_BLOCK, 0, s.rows, s.keys + t * deep, rows, keys, HS, bf16);
+        panels_product(s.scores, ATT_BLOCK, 0, s.rows, s.keys + t * deep, rows, keys, HS);
         for (size_t i = 0; i < rows; i++) {
             real *score = s.scores + i * ATT_BLOCK;
             real old_max = t > 0 ? max[i] : (real)-INFINITY, new_max = old_max, block_sum = 0;
@@ -1669,8 +1663,8 @@ static void attention_rows(floatX *out, size_t out_ld, real *lse, const floatX *
             for (size_t j = 0; j < ATT_BLOCK; j++)
                 score[j] = j < seen ? score[j] * scale : (real)-INFINITY;
             #pragma omp simd reduction(max:new_max)
-            for (size_t j = 0; j < ATT_BLOCK; j++) new_max = new_max > score[j] ? new_max
-                : score[j];
+            for (size_t j = 0; j < ATT_BLOCK; j++)
+                new_max = new_max > score[j] ? new_max : score[j];
             #pragma omp simd reduction(+:block_sum)
             for (size_t j = 0; j < ATT_BLOCK; j++) {
                 real p = exp_real(score[j] - new_max);
@@ -1682,9 +1676,8 @@ static void attention_rows(floatX *out, size_t out_ld, real *lse, const floatX *
             max[i] = new_max;
             if (t > 0) for (size_t c = 0; c < HSp; c++) s.out[i * HSp + c] *= correction;
         }
-        pack_panels(s.left, PA, rows_of(s.probs, ATT_BLOCK), rows, keys, bf16);
-        panels_product(s.out, HSp, t > 0, s.left, s.values_by_channel + t * HSp, rows, HS, keys,
-                          bf16);
+        pack_panels(s.left, PA, rows_of(s.probs, ATT_BLOCK), rows, keys);
+        panels_product(s.out, HSp, t > 0, s.left, s.values_by_channel + t * HSp, rows, HS, keys);
     }
     for (size_t i = 0; i < rows; i++) {
         for (size_t c = 0; c < HS; c++) out[i * out_ld + c] = fX(s.out[i * HSp + c] / sum[i]);
@@ -1696,12 +1689,11 @@ static void attention_head_forward(floatX *out, size_t out_ld, real *lse, const 
                                    size_t ld, const floatX *k, const floatX *v, size_t kv_ld,
                                    size_t n, size_t first, size_t HS) {
     Attention s = attention_here();
-    int bf16 = is_bf16_product();
-    attention_pack(s.keys, k, kv_ld, first + n, HS, 0, bf16);
-    attention_pack(s.values_by_channel, v, kv_ld, first + n, HS, 1, bf16);
+    pack_panels(s.keys, NR, rows_of(k, kv_ld), first + n, HS);
+    attention_pack_by_channel(s.values_by_channel, v, kv_ld, first + n, HS);
     for (size_t t = 0; t < n; t += ATT_BLOCK)
         attention_rows(out + t * out_ld, out_ld, lse ? lse + t : NULL, q + t * ld, ld,
-                       min_size(ATT_BLOCK, n - t), first + t, first + n, HS, s, bf16);
+                       min_size(ATT_BLOCK, n - t), first + t, first + n, HS, s);
 }
 // attention_forward: out = softmax(q k^T / sqrt(HS), causal) v, for every head.
 //   in      qkv (B,T,3C) floatX: in each row NH queries, then NH keys, then NH values, of HS each
@@ -1745,19 +1737,18 @@ static void attention_head_backward(floatX *dqkv, const floatX *dout, const floa
                                     const real *lse, const floatX *qkv, size_t T, size_t C,
                                     size_t HS) {
     Attention s = attention_here();
-    int bf16 = is_bf16_product();
-    size_t HSp = round_up(HS, NR), deep = slots_of(HS, bf16);
+    size_t HSp = round_up(HS, NR), deep = slots_of(HS, is_bf16_product());
     real scale = 1 / (real)sqrt((real)HS);
-    attention_pack(s.keys, qkv + C, 3 * C, T, HS, 0, bf16);
-    attention_pack(s.values, qkv + 2 * C, 3 * C, T, HS, 0, bf16);
-    attention_pack(s.keys_by_channel, qkv + C, 3 * C, T, HS, 1, bf16);
+    pack_panels(s.keys, NR, rows_of(qkv + C, 3 * C), T, HS);
+    pack_panels(s.values, NR, rows_of(qkv + 2 * C, 3 * C), T, HS);
+    attention_pack_by_channel(s.keys_by_channel, qkv + C, 3 * C, T, HS);
     for (size_t q0 = 0; q0 < T; q0 += ATT_BLOCK) {
         size_t rows = min_size(ATT_BLOCK, T - q0);
         const floatX *q = qkv + q0 * 3 * C, *d = dout + q0 * C;
-        pack_panels(s.rows, PA, rows_of(q, 3 * C), rows, HS, bf16);
-        pack_panels(s.drows, PA, rows_of(d, C), rows, HS, bf16);
-        pack_panels(s.rows_by_channel, NR, cols_of(q, 3 * C), HS, rows, bf16);
-        pack_panels(s.drows_by_channel, NR, cols_of(d, C), HS, rows, bf16);
+        pack_panels(s.rows, PA, rows_of(q, 3 * C), rows, HS);
+        pack_panels(s.drows, PA, rows_of(d, C), rows, HS);
+        pack_panels(s.rows_by_channel, NR, cols_of(q, 3 * C), HS, rows);
+        pack_panels(s.drows_by_channel, NR, cols_of(d, C), HS, rows);
         for (size_t i = 0; i < rows; i++) {
             real dot = 0;
             #pragma omp simd reduction(+:dot)
@@ -1766,10 +1757,8 @@ static void attention_head_backward(floatX *dqkv, const floatX *dout, const floa
         }
         for (size_t k0 = 0; k0 <= q0; k0 += ATT_BLOCK) {
             size_t keys = min_size(ATT_BLOCK, T - k0);
-            panels_product(s.scores, ATT_BLOCK, 0, s.rows, s.keys + k0 * deep, rows, keys, HS,
-                bf16);
-            panels_product(s.dprobs, ATT_BLOCK, 0, s.drows, s.values + k0 * deep, rows, keys, HS,
-                              bf16);
+            panels_product(s.scores, ATT_BLOCK, 0, s.rows, s.keys + k0 * deep, rows, keys, HS);
+            panels_product(s.dprobs, ATT_BLOCK, 0, s.drows, s.values + k0 * deep, rows, keys, HS);
             for (size_t i = 0; i < rows; i++) {
                 size_t seen = min_size(keys, q0 + i + 1 - k0), at = i * ATT_BLOCK;
                 real row_lse = lse[q0 + i], row_dot = s.dot[i];
@@ -1782,15 +1771,14 @@ static void attention_head_backward(floatX *dqkv, const floatX *dout, const floa
                 }
             }
             int add = q0 > k0;
-            pack_panels(s.left, PA, cols_of(s.probs, ATT_BLOCK), keys, rows, bf16);
+            pack_panels(s.left, PA, cols_of(s.probs, ATT_BLOCK), keys, rows);
             panels_product(s.dvalue + k0 * HSp, HSp, add, s.left, s.drows_by_channel, keys, HS,
-                              rows, bf16);
-            pack_panels(s.left, PA, cols_of(s.dscores, ATT_BLOCK), keys, rows, bf16);
-            panels_product(s.dkey + k0 * HSp, HSp, add, s.left, s.rows_by_channel, keys, HS, rows,
-                              bf16);
-            pack_panels(s.left, PA, rows_of(s.dscores, ATT_BLOCK), rows, keys, bf16);
+                           rows);
+            pack_panels(s.left, PA, cols_of(s.dscores, ATT_BLOCK), keys, rows);
+            panels_product(s.dkey + k0 * HSp, HSp, add, s.left, s.rows_by_channel, keys, HS, rows);
+            pack_panels(s.left, PA, rows_of(s.dscores, ATT_BLOCK), rows, keys);
             panels_product(s.dquery, HSp, k0 > 0, s.left, s.keys_by_channel + k0 * HSp, rows, HS,
-                              keys, bf16);
+                           keys);
         }
         for (size_t i = 0; i < rows; i++) for (size_t c = 0; c < HS; c++)
             dqkv[(q0 + i) * 3 * C + c] = fX(s.dquery[i * HSp + c]);
@@ -2076,8 +2064,7 @@ static size_t bucket_count(const Layout *y, size_t bucket) {
     return y->bucket_count[bucket_scope(y, bucket)];
 }
 static size_t largest_bucket(const Layout *y) {
-    return max_size(max_size(y->bucket_count[FIRST], y->bucket_count[LAYER]),
-                    y->bucket_count[LAST]);
+    return max_size(y->bucket_count[FIRST], y->bucket_count[LAYER]); // LAST is never larger
 }
 // Where the shard of rank r begins in `count` elements (a bucket, or several).
 static size_t shard_start(size_t count, int r) {
@@ -2145,7 +2132,7 @@ static size_t acts_lay_out(ActInfo *out, Config c, size_t B, size_t T, int r, in
 }
 
 // --- 7.3 buffers ---
-// The fifth table: the same lines allocate the buffers and print the plan: the plan is exact.
+// A line allocates its buffer and is a line of --plan, which is therefore exact.
 #define BUFFERS(X) \
     /* name      type     elements                                                  what */ \
     X(weights,   floatX,  y.count,                                            "weights") \
@@ -2300,16 +2287,12 @@ static void gpt_init_weights(Model *model, uint64_t seed) {
         for (int i = 0; i < NUM_PARAMS; i++) {
             const ParamInfo *p = &y->params[i];
             if (p->scope != scope || p->init == INIT_ZERO) continue;
+            real *out = values + p->offset;
             size_t count = p->file_rows * p->cols;
-            int in_place = sizeof(real) == sizeof(float); // what is large is not there twice
-            float *drawn = (float *)(in_place ? values + p->offset
-                                              : host_alloc(count * sizeof(float)));
             double std = 0.02;
             if (p->init == INIT_RESIDUAL) std /= sqrt(2.0 * (double)model->config.L);
-            if (p->init != INIT_ONE) normal_fill(drawn, count, (float)std, &random);
-            for (size_t k = 0; k < count; k++)
-                values[p->offset + k] = p->init == INIT_ONE ? 1 : drawn[k];
-            if (!in_place) free(drawn);
+            if (p->init != INIT_ONE) normal_fill(out, count, (float)std, &random);
+            else for (size_t k = 0; k < count; k++) out[k] = 1;
         }
         bucket_to_dev(model, 'w', bucket, values);
         free(values);
@@ -2341,7 +2324,8 @@ static void gpt_forward(Model *model, const int32_t *tokens, size_t B, size_t T,
     size_t C = model->config.C, L = model->config.L;
     Params p = params_at(model, 0);
     Acts first = acts_at(model, 0), last = acts_at(model, L);
-    embedding_forward(first.x, tokens, p.wte, p.wpe, B, T, C, cached < 0 ? 0 : (size_t)cached);
+    embedding_forward(first.x, tokens, p.wte, p.wpe, B, T, C,
+                      cached == NO_CACHE ? 0 : (size_t)cached);
     for (size_t l = 0; l < L; l++) gpt_layer_forward(model, l, B, T, cached);
     layernorm_forward(last.lnf, last.lnf_mean, last.lnf_rstd, last.x, p.lnfw, p.lnfb, B * T, C);
 }

@@ -17,11 +17,11 @@
 //   2  Errors, files, time                    check(), the checked reader, the writer, JSON
 //   3  Flags                                  one table
 //   4  Random numbers
-//   5  Number types and memory
+//   5  The device and its memory              on a CPU also exp and GELU
 //   6  Ops                                    each forward beside its backward
 //   7  The model                              tables of parameters, activations and buffers
 //   8  Forward and backward through the layers
-//   9  Processes                             a rank's share, communication, the watchdog
+//   9  Processes                              a rank's share, communication, the watchdog
 //   10 Optimizer step                         schedule, clipping, ZeRO-1, AdamW
 //   11 Data                                   shards and texts as one stream of windows
 //   12 Tokenizer and sampling
@@ -341,7 +341,7 @@ static void die(int code, const char *fmt, ...) {
     va_start(args, fmt);
     vsnprintf(die_message, sizeof die_message, fmt, args);
     va_end(args);
-    for (char *c = die_message; *c; c++) if ((unsigned char)*c < 0x20) *c = '?'; // of a name
+    for (char *c = die_message; *c; c++) if ((unsigned char)*c < 0x20) *c = '?'; // in file names
     if (die_recovers != NULL) longjmp(*die_recovers, code);
     fflush(stdout);
     if (rank > 0) usleep(300000); // what goes wrong on all ranks is told once, by rank 0
@@ -652,8 +652,8 @@ static size_t json_string(Json *j, char *out, size_t room) { // bytes, without t
                     json_bad(j, "a surrogate pair");
                 j->at += 2;
                 uint32_t low = json_hex4(j);
-                if (low < 0xdc00 || low >= 0xe000) json_bad(j, "the second half of a surrogate "
-                    "pair");
+                if (low < 0xdc00 || low >= 0xe000)
+                    json_bad(j, "the second half of a surrogate pair");
                 u = 0x10000 + ((u - 0xd800) << 10) + (low - 0xdc00);
             }
             count += utf8_put(u, out + count);
@@ -699,13 +699,12 @@ static void json_skip(Json *j) { // any one value; brackets are counted, so dept
             if (j->at >= j->end) json_bad(j, "the end of a string");
             j->at++;
         } else if (c == '{' || c == '[') { depth++; j->at++; }
-        else if ((c == '}' || c == ']' || c == ',' || c == ':') && depth > 0) {
-            if (c == '}' || c == ']') depth--;
-            j->at++;
-        } else {
+        else if (depth > 0 && (c == '}' || c == ']')) { depth--; j->at++; }
+        else if (depth > 0 && (c == ',' || c == ':')) j->at++;
+        else {
             const char *start = j->at;
-            while (j->at < j->end && (isalnum((unsigned char)*j->at) || strchr("+-.", *j->at)))
-                j->at++;
+            while (j->at < j->end && *j->at &&
+                   (isalnum((unsigned char)*j->at) || strchr("+-.", *j->at))) j->at++;
             if (j->at == start) json_bad(j, "a value");
         }
     } while (depth > 0);
@@ -715,7 +714,7 @@ static void json_skip(Json *j) { // any one value; brackets are counted, so dept
 // === 3. Flags ========================================================================== [shared]
 // One line of this table is one flag: it makes the field of struct Flags, the parser, --help, the
 // record in the log and in the checkpoint. To add a flag, add a line and use f->name.
-// Types: I whole number, F number, S text, E one of the words at the start of the help, B switch.
+// Types: I whole number, F number, S text, E one of the words in the help, B switch.
 
 enum { MODE, MODEL, DATA, TRAIN, WATCH, SAVE, ROBUST, NUM_GROUPS };
 static const char *const group_titles[NUM_GROUPS] = {
@@ -804,10 +803,10 @@ static double *flag_number(const Flags *f, int i) { return (double *)flag_at(f, 
 static const char **flag_string(const Flags *f, int i) { return (const char **)flag_at(f, i); }
 
 static int is_choice(const char *choices, const char *word) { // "a|b|c"
-    size_t count = strlen(word);
-    for (const char *c = choices; count > 0 && c != NULL; c = strchr(c, '|')) {
-        if (*c == '|') c++;
-        if (!strncmp(c, word, count) && (c[count] == '|' || c[count] == 0)) return 1;
+    size_t count;
+    for (const char *c = choices; *c; c += count + (c[count] == '|')) {
+        count = strcspn(c, "|");
+        if (count == strlen(word) && !strncmp(c, word, count)) return 1;
     }
     return 0;
 }
@@ -843,7 +842,7 @@ static void flag_add_value(Text *t, const Flags *f, int i) { // as JSON, and exa
     else if (type == 'F') text_add(t, "%.17g", *flag_number(f, i));
     else text_add_quoted(t, *flag_string(f, i));
 }
-// All flags but those of this one call: the rest is what a checkpoint keeps.
+// A checkpoint keeps all flags but those that are of one call.
 static int is_flag_of_call(int i) {
     return flag_infos[i].group == MODE || i == F_out || i == F_log || i == F_allow_data_change ||
            i == F_zero || i == F_timeout || i == F_inject;
@@ -964,14 +963,14 @@ static Flags flags_merge_saved(Flags *f, Json j) {
         Text was = { NULL, 0, 0 }, now = { NULL, 0, 0 };
         flag_add_value(&was, &saved, i);
         flag_add_value(&now, f, i);
-        if (strcmp(was.at, now.at)) {
+        if (f->resume && strcmp(was.at, now.at)) {
             int is_course = i == F_seed || i == F_val_fraction || i == F_tokenizer;
-            check(!f->resume || i != F_seq_len, EXIT_USAGE, "--%s %s: the checkpoint has %s; a "
-                  "resumed model keeps its shape (or start another --out)", name, now.at, was.at);
-            check(!f->resume || !is_course || f->allow_data_change, EXIT_USAGE, "--%s %s: the "
-                  "checkpoint has %s, and another one changes the course of the data; "
-                  "--allow_data_change goes on all the same", name, now.at, was.at);
-            if (f->resume && flag_infos[i].group != WATCH && flag_infos[i].group != MODEL)
+            check(i != F_seq_len, EXIT_USAGE, "--%s %s: the checkpoint has %s; a resumed model "
+                  "keeps its shape (or start another --out)", name, now.at, was.at);
+            check(!is_course || f->allow_data_change, EXIT_USAGE, "--%s %s: the checkpoint has "
+                  "%s, and another one changes the course of the data; --allow_data_change goes "
+                  "on all the same", name, now.at, was.at);
+            if (flag_infos[i].group != WATCH && flag_infos[i].group != MODEL)
                 say("changed: %s %s -> %s\n", name, was.at, now.at);
         }
         free(was.at), free(now.at);
@@ -997,7 +996,7 @@ static double hash_uniform(uint64_t seed, uint64_t counter) { // in [0, 1)
 // number of bits that holds count; a result >= count goes through again ("cycle walking").
 static uint64_t permute(uint64_t i, uint64_t count, uint64_t key) {
     int half = 1;
-    while (half < 32 && (uint64_t)1 << 2 * half < count) half++;
+    while (half < 32 && ((uint64_t)1 << (2 * half)) < count) half++;
     uint64_t mask = ((uint64_t)1 << half) - 1;
     do {
         uint64_t left = i >> half, right = i & mask;
@@ -1059,7 +1058,7 @@ static double mersenne_double(Mersenne *r) { // uniform in [0, 1), 53 random bit
 //           next such call.
 //   equal   85 % of all numbers to the bit, the others within 8e-7 * std: torch's AVX2 code has its
 //           own log, sin and cos. theta is a float because torch rounds it: worth 1e-6 * std.
-static void normal_fill(float *out, size_t count, float std, Mersenne *r) {
+static void normal_fill(real *out, size_t count, float std, Mersenne *r) {
     for (size_t i = 0; i < count && count < 16; i++, r->has_spare = !r->has_spare) {
         if (r->has_spare) { out[i] = (float)(r->spare * std); continue; }
         double theta = 2 * 3.14159265358979323846 * mersenne_double(r);
@@ -1070,18 +1069,18 @@ static void normal_fill(float *out, size_t count, float std, Mersenne *r) {
     if (count < 16) return;
     for (size_t i = 0; i < count; i++) out[i] = mersenne_float(r);
     for (size_t start = 0; start < count; start += 16) {
-        float *block = start + 16 <= count ? out + start : out + count - 16;
+        real *block = out + min_size(start, count - 16);
         if (start + 16 > count) for (size_t i = 0; i < 16; i++) block[i] = mersenne_float(r);
         for (size_t i = 0; i < 8; i++) {
-            float radius = sqrtf(-2 * logf(1 - block[i])); // 1 - u is in (0, 1], as log needs
-            float theta = 6.28318530717958647692f * block[i + 8];
+            float u = (float)block[i], theta = 6.28318530717958647692f * (float)block[i + 8];
+            float radius = sqrtf(-2 * logf(1 - u)); // 1 - u is in (0, 1], as log needs
             block[i] = radius * cosf(theta) * std;
             block[i + 8] = radius * sinf(theta) * std;
         }
     }
 }
 
-// === 5. Number types and memory ==================================================================
+// === 5. The device and its memory ================================================================
 // floatX is what weights and activations are stored in, real what sums and gradients are kept in
 // (section 1 chooses). A floatX is only read through f32() and written through fX().
 
@@ -2997,8 +2996,7 @@ static size_t bucket_count(const Layout *y, size_t bucket) {
     return y->bucket_count[bucket_scope(y, bucket)];
 }
 static size_t largest_bucket(const Layout *y) {
-    return max_size(max_size(y->bucket_count[FIRST], y->bucket_count[LAYER]),
-                    y->bucket_count[LAST]);
+    return max_size(y->bucket_count[FIRST], y->bucket_count[LAYER]); // LAST is never larger
 }
 // Where the shard of rank r begins in `count` elements (a bucket, or several).
 static size_t shard_start(size_t count, int r) {
@@ -3066,7 +3064,7 @@ static size_t acts_lay_out(ActInfo *out, Config c, size_t B, size_t T, int r, in
 }
 
 // --- 7.3 buffers ---
-// The fifth table: the same lines allocate the buffers and print the plan: the plan is exact.
+// A line allocates its buffer and is a line of --plan, which is therefore exact.
 #define BUFFERS(X) \
     /* name      type     elements                                                  what */ \
     X(weights,   floatX,  y.count,                                            "weights") \
@@ -3221,16 +3219,12 @@ static void gpt_init_weights(Model *model, uint64_t seed) {
         for (int i = 0; i < NUM_PARAMS; i++) {
             const ParamInfo *p = &y->params[i];
             if (p->scope != scope || p->init == INIT_ZERO) continue;
+            real *out = values + p->offset;
             size_t count = p->file_rows * p->cols;
-            int in_place = sizeof(real) == sizeof(float); // what is large is not there twice
-            float *drawn = (float *)(in_place ? values + p->offset
-                                              : host_alloc(count * sizeof(float)));
             double std = 0.02;
             if (p->init == INIT_RESIDUAL) std /= sqrt(2.0 * (double)model->config.L);
-            if (p->init != INIT_ONE) normal_fill(drawn, count, (float)std, &random);
-            for (size_t k = 0; k < count; k++)
-                values[p->offset + k] = p->init == INIT_ONE ? 1 : drawn[k];
-            if (!in_place) free(drawn);
+            if (p->init != INIT_ONE) normal_fill(out, count, (float)std, &random);
+            else for (size_t k = 0; k < count; k++) out[k] = 1;
         }
         bucket_to_dev(model, 'w', bucket, values);
         free(values);
@@ -3262,7 +3256,8 @@ static void gpt_forward(Model *model, const int32_t *tokens, size_t B, size_t T,
     size_t C = model->config.C, L = model->config.L;
     Params p = params_at(model, 0);
     Acts first = acts_at(model, 0), last = acts_at(model, L);
-    embedding_forward(first.x, tokens, p.wte, p.wpe, B, T, C, cached < 0 ? 0 : (size_t)cached);
+    embedding_forward(first.x, tokens, p.wte, p.wpe, B, T, C,
+                      cached == NO_CACHE ? 0 : (size_t)cached);
     for (size_t l = 0; l < L; l++) gpt_layer_forward(model, l, B, T, cached);
     layernorm_forward(last.lnf, last.lnf_mean, last.lnf_rstd, last.x, p.lnfw, p.lnfb, B * T, C);
 }
