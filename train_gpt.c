@@ -301,6 +301,15 @@ static void net_wait(void) {}
 static void net_sum(double *x, int count) { (void)x; (void)count; }
 static void net_max(int64_t *x, int count) { (void)x; (void)count; }
 #endif
+static int rename_swap(const char *a, const char *b) { // the names change places in one step
+#ifdef RENAME_EXCHANGE
+    return renameat2(AT_FDCWD, a, AT_FDCWD, b, RENAME_EXCHANGE);
+#else
+    (void)a, (void)b;
+    errno = ENOTSUP;
+    return -1;
+#endif
+}
 #ifndef GIT_HASH
 #define GIT_HASH "unknown" // the Makefile passes the commit
 #endif
@@ -317,8 +326,8 @@ static int rank = 0, ranks = 1; // this process among the processes of the run
 static int node_ranks = 1;      // how many of them share this machine
 static volatile sig_atomic_t stop_signal = 0, save_signal = 0; // what was asked for, see 15
 // What the watchdog (9) looks at: a mark is made whenever something is done.
-static struct { volatile uint64_t marks, step; const char *volatile done; } progress
-    = { 0, 0, "the start" };
+static struct { volatile uint64_t marks, step; const char *volatile done; volatile int waits; }
+    progress = { 0, 0, "the start", 0 }; // waits: for the other ranks
 static void progress_mark(const char *done) {
     progress.done = done;
     progress.marks = progress.marks + 1;
@@ -339,6 +348,7 @@ static void die(int code, const char *fmt, ...) {
     for (char *c = die_message; *c; c++) if ((unsigned char)*c < 0x20) *c = '?'; // in file names
     if (die_recovers != NULL) longjmp(*die_recovers, code);
     fflush(stdout);
+    signal(SIGTERM, SIG_DFL);     // another rank's abort ends this one at once:
     if (rank > 0) usleep(300000); // what goes wrong on all ranks is told once, by rank 0
     if (ranks > 1) fprintf(stderr, "rank %d: error: %s\n", rank, die_message);
     else fprintf(stderr, "error: %s\n", die_message);
@@ -349,13 +359,13 @@ static void die(int code, const char *fmt, ...) {
 
 __attribute__((format(printf, 1, 2)))
 static void warn(const char *fmt, ...) {
+    char of_rank[32] = "", line[sizeof die_message];
     va_list args;
     va_start(args, fmt);
-    if (rank > 0) fprintf(stderr, "rank %d: ", rank);
-    fprintf(stderr, "warning: ");
-    vfprintf(stderr, fmt, args);
-    fprintf(stderr, "\n");
+    vsnprintf(line, sizeof line, fmt, args);
     va_end(args);
+    if (rank > 0) snprintf(of_rank, sizeof of_rank, "rank %d: ", rank);
+    fprintf(stderr, "%swarning: %s\n", of_rank, line); // in one piece: others write there as well
 }
 __attribute__((format(printf, 1, 2)))
 static void say(const char *fmt, ...) { // what all ranks know, rank 0 tells
@@ -2431,8 +2441,11 @@ static void comm_init(void) {
           "build %s: build with `make MPI=1`, start with the mpirun of that MPI", name, launched,
           ranks > 1 ? "counts others" : "has no communication with them");
     size_t share = (size_t)sysconf(_SC_NPROCESSORS_ONLN) / (size_t)node_ranks; // of the processors
-    if (getenv("OMP_NUM_THREADS") == NULL && share < (size_t)omp_get_max_threads())
-        omp_set_num_threads((int)max_size(share, 1));
+    if (getenv("OMP_NUM_THREADS") != NULL) return;
+    if (rank == 0 && share > (size_t)omp_get_max_threads())
+        warn("each rank is bound to %d of its %zu processors: mpirun --bind-to none, or set "
+             "OMP_NUM_THREADS", omp_get_max_threads(), share);
+    if (share < (size_t)omp_get_max_threads()) omp_set_num_threads((int)max_size(share, 1));
 }
 static void comm_post(void *x, size_t bytes, int peer, int is_send) {
     for (size_t at = 0; at < bytes; at += MESSAGE_BYTES)
@@ -2440,16 +2453,22 @@ static void comm_post(void *x, size_t bytes, int peer, int is_send) {
     if (is_send) comm_sent_bytes += bytes;
 }
 static void comm_wait(void) { // all that was started is done before what follows
+    progress.waits = 1;
     if (ranks > 1) net_wait();
+    progress.waits = 0;
 }
 // x[i] = the sum of all ranks' x[i]. They are whole numbers, or all but one are 0: no order of the
 // additions can change the result.
 static void comm_sum(double *x, size_t count) {
+    progress.waits = 1;
     for (size_t at = 0; ranks > 1 && at < count; at += 1 << 20)
         net_sum(x + at, (int)min_size(1 << 20, count - at));
+    progress.waits = 0;
 }
 static void comm_max_int(int64_t *x, int count) { // x[i] = the largest of all ranks' x[i]
+    progress.waits = 1;
     if (ranks > 1) net_max(x, count);
+    progress.waits = 0;
 }
 // Every rank gets the other ranks' shards of x: count elements of size bytes. Over at comm_wait().
 static void comm_all_gather_start(void *x, size_t count, size_t size) {
@@ -2519,14 +2538,15 @@ static void comm_reduce_scatter_start(real *x, size_t count, real *inbox) {
 // --- 9.2 the watchdog: a thread of each rank that ends a run in which nothing moves any more ---
 // OUT/progress holds a record of each rank, rewritten by its watchdog: a process that is stopped
 // falls silent, one that hangs makes no marks. Time is counted in wake-ups, not by a clock: a whole
-// job that was suspended goes on.
-typedef struct { uint64_t beat, marks, step; char done[40]; } Record;
+// job that was suspended goes on. Until there is such a file a rank sees its own marks alone.
+typedef struct { uint64_t beat, marks, step; int waits; char done[40]; } Record;
 typedef struct { Record now; int silent; } Watched; // silent: so many wake-ups without a new record
-static struct { int fd; double period_s, timeout_s; } watch;
+static struct { volatile int fd; double period_s, timeout_s; } watch = { -1, 0, 0 };
 
 static uint64_t watchdog_look(Watched *all, uint64_t beat) { // returns all marks of all ranks
-    Record own = { beat, progress.marks, progress.step, "" };
+    Record own = { beat, progress.marks, progress.step, progress.waits, "" };
     uint64_t marks = 0;
+    if (watch.fd < 0) return own.marks;
     snprintf(own.done, sizeof own.done, "%s", progress.done);
     ssize_t written = pwrite(watch.fd, &own, sizeof own, (off_t)((size_t)rank * sizeof own));
     if (written != sizeof own) return beat; // nothing is known: as if marks were made
@@ -2544,15 +2564,25 @@ __attribute__((noreturn))
 static void watchdog_end(const Watched *all) {
     enum { SILENT = 3 };
     int first = 0; // the lowest rank that still writes speaks for all
+    int waiting = 0;
     uint64_t least = UINT64_MAX;
     while (first < rank && all[first].silent >= SILENT) first++;
     if (first < rank) usleep(2000000);
-    for (int r = 0; r < ranks; r++) if (all[r].now.marks < least) least = all[r].now.marks;
+    for (int r = 0; r < ranks; r++) {
+        if (all[r].now.marks < least) least = all[r].now.marks;
+        waiting += all[r].now.waits;
+    }
     fprintf(stderr, "rank %d: error: no progress for %.0f s (--timeout) in step %" PRIu64 ", after "
-            "%s; behind:", rank, watch.timeout_s, progress.step, progress.done);
-    for (int r = 0; r < ranks; r++) if (all[r].now.marks == least || all[r].silent >= SILENT)
+            "%s; behind:%s", rank, watch.timeout_s, progress.step, progress.done,
+            watch.fd < 0 ? " a rank, unknown which: it is not recorded yet" : "");
+    for (int r = 0; r < ranks && watch.fd >= 0; r++) {
+        // Who waits, waits for those who do not; where that says nothing, the fewest marks do.
+        int tells = waiting > 0 && waiting < ranks;
+        int is_behind = tells ? !all[r].now.waits : all[r].now.marks == least;
+        if (!is_behind && all[r].silent < SILENT) continue;
         fprintf(stderr, " rank %d (step %" PRIu64 ", after %.40s, silent for %.0f s)", r,
                 all[r].now.step, all[r].now.done, all[r].silent * watch.period_s);
+    }
     fprintf(stderr, "\n");
     signal(SIGALRM, SIG_DFL); // should the abort hang as well
     alarm(5);
@@ -2572,20 +2602,27 @@ static void *watchdog(void *unused) {
     watchdog_end(all);
     return unused;
 }
-static void watchdog_start(const char *out, int64_t timeout_s) {
+static void watchdog_start(int64_t timeout_s) {
     if (ranks == 1 || timeout_s == 0) return;
-    char *path = text_of("%s/progress", out);
     pthread_t thread;
     sigset_t all, before;
     watch.timeout_s = (double)timeout_s;
     watch.period_s = fmin(5, watch.timeout_s / 10);
-    watch.fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    check(watch.fd >= 0, EXIT_IO, "--out: cannot open %s: %s", path, strerror(errno));
     sigfillset(&all); // signals are for the main thread
     pthread_sigmask(SIG_SETMASK, &all, &before);
     check(pthread_create(&thread, NULL, watchdog, NULL) == 0, EXIT_INTERNAL, "no thread for the "
           "watchdog; --timeout 0 does without");
     pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+static void watchdog_record(const char *out) { // from here on each rank sees all
+    if (watch.timeout_s == 0) return;
+    char *path = text_of("%s/progress", out);
+    Record first = { UINT64_MAX, 0, 0, 0, "the start" }; // in the place of another run's
+    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    check(fd >= 0, EXIT_IO, "--out: cannot open %s: %s", path, strerror(errno));
+    ssize_t written = pwrite(fd, &first, sizeof first, (off_t)((size_t)rank * sizeof first));
+    (void)written; // the watchdog sees to it
+    watch.fd = fd;
     free(path);
 }
 
@@ -2820,6 +2857,7 @@ static void data_check_tokens(Data *d, size_t V, const char *tokenizer) {
             size_t n = min_size(s->count - at, CHUNK);
             data_read(d, s->start + at, n, tokens);
             d->crc = crc32c(d->crc, tokens, n * sizeof(int32_t));
+            progress_mark("reading tokens");
             for (size_t i = 0; i < n; i++)
                 check(tokens[i] >= 0 && (size_t)tokens[i] < V, EXIT_INPUT, "%s: token %" PRIu64
                       " is %u, the model has vocab_size %zu (tokenizer %s): choose the --tokenizer "
@@ -3204,7 +3242,9 @@ static void tok_read_merges(Tokenizer *t, const char *text) {
         end = strchr(line, '\n');
         tok_check(end != NULL, "the last line, \"%.99s\", has no end: cut short?", line);
         if (line == text && !strncmp(line, "#version", 8)) continue;
-        tok_read_merge(t, line, (size_t)(end - line), own_ids);
+        size_t bytes = (size_t)(end - line);
+        if (bytes > 0 && line[bytes - 1] == '\r') bytes--; // of a line that ends as in Windows
+        tok_read_merge(t, line, bytes, own_ids);
     }
     if (own_ids) tok_add(t, t->vocab_size, TOK_END, strlen(TOK_END));
 }
@@ -3297,6 +3337,8 @@ static int tok_read_json(Tokenizer *t, Json top) {
     if (json_find(&j, top, "added_tokens"))
         for (json_enter(&j, '['); json_more(&j, ']'); json_skip(&j)) {
             uint64_t id = json_find(&value, j, "id") ? json_count(&value) : TOK_NONE;
+            tok_check(!json_find(&value, j, "special") || json_peek(&value) == 't', "added token %"
+                      PRIu64 " is not special: to find it in texts is not supported", id);
             size_t count = json_find(&value, j, "content") ? json_string(&value, s, sizeof s) : 0;
             if (id >= t->room || t->tokens[id].bytes == 0) tok_add(t, id, s, count);
         }
@@ -3976,11 +4018,11 @@ static int ckpt_save(const Model *model, const State *state, const Flags *f,
     late = st_save(state_file, model, "mv", meta.at, &state_crc);
     if (!error) error = late;
     if (!error) error = sync_folder(folder);
-    struct stat st;
-    if (!error && stat(name, &st) == 0) remove_folder(name); // again, after a rollback
-    if (!error && rename(folder, name) != 0) error = errno;
+    int is_again = access(name, F_OK) == 0; // after a rollback: one of the two always has the name
+    int failed = error ? -1 : is_again ? rename_swap(folder, name) : rename(folder, name);
+    if (!error && failed) error = errno;
     if (!error) error = sync_folder(f->out);
-    if (error) remove_folder(folder);
+    if (error || is_again) remove_folder(folder);
     size_t count, kept = 0;
     uint64_t *steps = ckpt_list(f->out, &count);
     for (size_t k = 0; !error && k < count; k++) {
@@ -4033,8 +4075,13 @@ static Config config_read(const char *path) {
     size_t bytes, inner = 0;
     char *text = in_read_all(path, 1 << 20, &bytes), key[128], value[128];
     Config c = {};
-    Json j = json_open(path, text, bytes);
-    for (json_enter(&j, '{'); json_more(&j, '}'); ) {
+    Json j, top = json_open(path, text, bytes);
+    if (json_find(&j, top, "model_type")) { // before what another type may lack
+        json_string(&j, value, sizeof value);
+        check(!strcmp(value, "gpt2"), EXIT_INPUT, "%s: model_type is %s, only gpt2 can be loaded",
+              path, value);
+    }
+    for (j = top, json_enter(&j, '{'); json_more(&j, '}'); ) {
         json_key(&j, key, sizeof key);
         size_t *number = !strcmp(key, "n_layer") ? &c.L : !strcmp(key, "n_head") ? &c.NH :
                          !strcmp(key, "n_embd") ? &c.C : !strcmp(key, "n_positions") ? &c.maxT :
@@ -4043,12 +4090,11 @@ static Config config_read(const char *path) {
         for (int i = 0; i < 4; i++)
             check(strcmp(key, fixed[i][0]) || json_peek(&j) == fixed[i][1][0], EXIT_INPUT,
                   "%s: only %s %s can be loaded", path, key, fixed[i][1]);
-        int is_type = !strcmp(key, "model_type"), is_gelu = !strcmp(key, "activation_function");
         if (number != NULL) *number = (size_t)json_count(&j);
-        else if (is_type || is_gelu) {
+        else if (!strcmp(key, "activation_function")) {
             json_string(&j, value, sizeof value);
-            check(!strcmp(value, is_type ? "gpt2" : "gelu_new"), EXIT_INPUT, "%s: %s is %s, only "
-                  "%s can be loaded", path, key, value, is_type ? "gpt2" : "gelu_new");
+            check(!strcmp(value, "gelu_new"), EXIT_INPUT, "%s: %s is %s, only gelu_new can be "
+                  "loaded", path, key, value);
         } else if (!strcmp(key, "layer_norm_epsilon")) {
             double eps = json_number(&j);
             check(fabs(eps - 1e-5) < 1e-9, EXIT_INPUT, "%s: %s is %g, only 1e-5 can be loaded",
@@ -4168,7 +4214,7 @@ static int ckpt_open_newest(Ckpt *c, const char *out) {
             break;
         }
         die_recovers = NULL;
-        warn("checkpoint passed over: %s", die_message);
+        if (rank == 0) warn("checkpoint passed over: %s", die_message);
         st_close(&c->model);
         st_close(&c->state);
     }
@@ -5089,15 +5135,22 @@ static int run_choose_model(Run *run, int is_training, Ckpt *ckpt, St *init) {
 }
 // What every rank read for itself must be the same everywhere. A rank that found a fault before has
 // ended all of them (die).
-static void run_compare(const Run *run, uint64_t step) {
-    uint64_t read[] = { step, run->train.crc, run->train.count, run->val.crc, run->val.count };
-    uint32_t crc = crc32c(0, &run->model.config, sizeof(Config));
+static void run_compare(const Run *run, uint64_t step, uint32_t state_crc) {
+    if (ranks == 1) return;
+    uint64_t read[] = { step, state_crc, (uint64_t)gpt_weights_hash(&run->model), run->train.crc,
+                        run->train.count, run->val.crc, run->val.count };
+    Text flags = {};
+    flags_add_json(&flags, &run->flags);
+    uint32_t crc = crc32c((uint32_t)run->flags.zero, &run->model.config, sizeof(Config));
     crc = crc32c(crc, read, sizeof read);
+    crc = crc32c(crc, flags.at, flags.count);
+    free(flags.at);
     int64_t extremes[2] = { crc, -(int64_t)crc };
     comm_max_int(extremes, 2);
     check(extremes[0] == crc && extremes[1] == -(int64_t)crc, EXIT_INPUT, "the ranks do not see "
-          "the same files: this one checkpoint step %" PRIu64 ", training data of %" PRIu64
-          " tokens with CRC %08x", step, run->train.count, run->train.crc);
+          "the same files, or have not the same flags: this one checkpoint step %" PRIu64
+          ", training data of %" PRIu64 " tokens with CRC %08x", step, run->train.count,
+          run->train.crc);
 }
 // A pass on tokens 0, whose gradients nobody uses, makes every product of the training once.
 static void run_tune(Run *run) {
@@ -5125,6 +5178,7 @@ static void run_open(Run *run, const Flags *given) {
           "file, or token shards (--help lists all flags)");
     check(*f->out, EXIT_USAGE, "--out is empty");
     if (is_training) signals_install(0);
+    if (is_training || f->eval) watchdog_start(f->timeout);
     check(omp_get_max_threads() <= 1024, EXIT_USAGE, "OMP_NUM_THREADS: %d threads, limit 1024",
           omp_get_max_threads());
     check(!f->json || f->plan, EXIT_USAGE, "--json goes with --plan");
@@ -5160,17 +5214,18 @@ static void run_open(Run *run, const Flags *given) {
     matmul_choose(f->matmul, f->gelu_fusion && f->recompute % 3 == 0); // 1, 2: gelu again, alone
     memory_check(model);
     if (is_training && rank == 0) out_claim(run);
-    run_compare(run, has_ckpt ? ckpt.step : 0);
-    if (is_training) watchdog_start(f->out, f->timeout);
     check(!is_training || f->eps > 0, EXIT_USAGE, "--eps must be above 0: where a gradient is "
           "always 0, its root is too");
     if (is_training && f->lr == 0 && rank == 0) warn("--lr 0: nothing will be learned");
     gpt_alloc(model);
+    uint32_t state_crc = ckpt.state.header_crc;
     if (has_ckpt) run_load(run, &ckpt, is_training);
     else if (*f->init) gpt_load(model, &init, "w");
     else gpt_init_weights(model, (uint64_t)f->seed);
+    run_compare(run, ckpt.step, state_crc);
     st_close(&init);
     if (!is_training) return;
+    watchdog_record(f->out);
     if (f->tune_matmul) run_tune(run);
     run->peak_flops = dev_peak_flops() * ranks;
     log_open(run);

@@ -4,7 +4,7 @@
 //   data/tokenize --tokenizer gpt2 --val_fraction 0.01 --out data/fineweb fineweb/*.jsonl
 //   zcat big.txt.gz | data/tokenize --tokenizer gpt2 --split eot --out data/stories -
 //   data/tokenize --tokenizer gpt2 --print_ids < prompt.txt
-//   data/tokenize --check_overlap data/fineweb_train_000000.bin data/fineweb_val_000000.bin
+//   data/tokenize --check_overlap data/fineweb_train_*.bin data/fineweb_val_000000.bin
 //
 // Input: a file named *.jsonl or *.ndjson, or any input if --field is given, has one JSON object a
 // line; the string of its field "text" (--field) is a document. Any other file is text: one
@@ -101,6 +101,7 @@ static void shard_close(Shards *s) {
     s->num_done += error == 0;
     pthread_mutex_unlock(&names);
     check(error == 0, EXIT_IO, "%s: %s", name, strerror(error));
+    if (isatty(2)) fprintf(stderr, "\r\x1b[K"); // the line of progress
     printf("%s: %" PRIu64 " tokens\n", name, s->in_shard);
     s->in_shard = 0;
     free(path);
@@ -370,6 +371,8 @@ static void skip_value(Input *in) {
 }
 static void read_jsonl(Input *in) {
     Text key = { NULL, 0, 0 };
+    for (const char *mark = "\xef\xbb\xbf"; *mark && in_peek(in) == (uint8_t)*mark; mark++)
+        in->at++; // U+FEFF, with which some programs begin a file
     for (in->line = 1; ; in->line++) {
         int c = in_skip_space(in), found = 0;
         if (c < 0) break;
@@ -381,7 +384,10 @@ static void read_jsonl(Input *in) {
             text_add_bytes(&key, "", 0); // also ends an empty key
             read_string(in, &key);
             in_expect(in, ':', "a colon");
-            if (strcmp(key.at, opt.field)) { skip_value(in); continue; }
+            if (key.count != strlen(opt.field) || memcmp(key.at, opt.field, key.count)) {
+                skip_value(in);
+                continue;
+            }
             check(!found++ && in_skip_space(in) == '"', EXIT_INPUT, "%s: line %" PRIu64 ": field "
                   "\"%s\": wanted one string", in->path, in->line, opt.field);
             read_string(in, NULL);
@@ -413,11 +419,11 @@ static void print_ids(Input *in) { // of one document, on one line
     free(ids);
 }
 
-// Leakage: how many of the n-grams of one shard's documents does another one have too? N-grams are
+// Leakage: how many of the n-grams of one shard's documents do others have too? N-grams are
 // compared by a rolling 64-bit hash; none spans an <|endoftext|>: that of --tokenizer or, if not
-// given, the first token of the second file, which has to start with a document then.
+// given, the first token of the last file, which has to start with a document then.
 typedef struct { uint64_t hash, count; int found; } Gram;
-static Gram *grams; // hash table (grams_mask + 1) of the second file's
+static Gram *grams; // hash table (grams_mask + 1) of the last file's
 static size_t grams_mask = 1;
 static int32_t end_of_text = -1;
 
@@ -458,11 +464,12 @@ static void scan_grams(const char *path, int is_first) {
     }
     free(shard.path);
 }
-static void check_overlap(const char *a, const char *b) {
+static void check_overlap(int files, char **paths) { // the last one's with all others'
+    const char *b = paths[files - 1];
     uint64_t all = 0, found = 0, different = 0, different_found = 0;
     if (opt.tokenizer) end_of_text = tok.end_of_text;
     scan_grams(b, 0);
-    scan_grams(a, 1);
+    for (int i = 0; i + 1 < files; i++) scan_grams(paths[i], 1);
     for (size_t i = 0; i <= grams_mask; i++) {
         if (!grams[i].count) continue;
         all += grams[i].count;
@@ -470,7 +477,8 @@ static void check_overlap(const char *a, const char *b) {
         if (grams[i].found) { found += grams[i].count; different_found++; }
     }
     printf("%" PRIu64 " of %" PRIu64 " %d-grams of %s are in %s too: %.4f %%; of %" PRIu64
-           " different ones %" PRIu64 "\n", found, all, opt.ngram, b, a,
+           " different ones %" PRIu64 "\n", found, all, opt.ngram, b,
+           files == 2 ? paths[0] : "the files before it",
            100.0 * (double)found / (double)(all ? all : 1), different, different_found);
     free(grams);
 }
@@ -480,7 +488,7 @@ static const char usage[] =
     "use: data/tokenize [--tokenizer bytes|gpt2|FILE|FOLDER] [--out PREFIX] [--val_fraction 0.0]\n"
     "         [--shard_tokens 100000000] [--field text] [--split none|blank|eot] FILE...|-\n"
     "     data/tokenize [--tokenizer ...] --print_ids [FILE]\n"
-    "     data/tokenize [--tokenizer ...] --check_overlap [--ngram 13] TRAIN.bin VAL.bin\n";
+    "     data/tokenize [--tokenizer ...] --check_overlap [--ngram 13] TRAIN.bin ... VAL.bin\n";
 
 static double number(const char *name, const char *value, double least, double most) {
     char *end;
@@ -594,11 +602,11 @@ int main(int argc, char **argv) {
     static char standard_input[] = "-";
     int files = read_flags(argc, argv);
     if (opt.print_ids && files == 0) argv[files++] = standard_input;
-    check(!opt.check_overlap || files == 2, EXIT_USAGE, "--check_overlap: wanted two files, got %d",
-          files);
+    check(!opt.check_overlap || files >= 2, EXIT_USAGE, "--check_overlap: wanted two files or "
+          "more, got %d", files);
     check(files > 0 && (!opt.print_ids || files == 1), EXIT_USAGE, "%d files; see --help", files);
     if (!opt.check_overlap || opt.tokenizer) tok = tok_load(opt.tokenizer ? opt.tokenizer : "gpt2");
-    if (opt.check_overlap) check_overlap(argv[0], argv[1]);
+    if (opt.check_overlap) check_overlap(files, argv);
     else if (opt.print_ids) read_file(argv[0]);
     else make_shards(files, argv);
     check_stdout();

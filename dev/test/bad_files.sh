@@ -145,6 +145,7 @@ make_bad_configs() {
     config 's/"vocab_size": 257/"vocab_size": "257"/' | make_bad_config config_vocab_text 'a whole'
     config 's/gelu_new/gelu/' | make_bad_config config_gelu 'activation_function is gelu'
     config 's/"gpt2"/"bert"/' | make_bad_config config_bert 'model_type is bert'
+    config 's/gelu_new/relu/; s/"gpt2"/"opt"/' | make_bad_config config_opt 'model_type is opt'
     config 's/1e-05/1e-06/' | make_bad_config config_eps 'layer_norm_epsilon is 1e-06'
     config 's/1e-05/1e-05x/' | make_bad_config config_eps_text 'JSON'
     config "s/\"n_ctx\": 4/\"n_ctx\": $(printf '[%.0s' {1..9999})/" |
@@ -165,6 +166,8 @@ make_bad_tokenizers() {
     echo '{"model":{"type":"WordPiece","vocab":{}}}' | tok tok_wordpiece 'only "BPE" is supported'
     bpe '"vocab":{"a":0,"b":0},"merges":[]' | tok tok_same_id "token 0 is given twice"
     bpe '"vocab":{"a":4294967295},"merges":[]' | tok tok_large_id "token 4294967295"
+    sed -E 's/"special": *true/"special":false/' good/tokenizer.json |
+        tok tok_added 'added token 256 is not special'
     merges() { sed -E "s/\"merges\": *\[\]/\"merges\": [$1]/" good/tokenizer.json; }
     merges '"a zz"' | tok tok_unknown_part "makes no token"
     merges '"a"' | tok tok_half_merge "wanted two tokens"

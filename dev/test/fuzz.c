@@ -5,6 +5,7 @@
 //   FUZZ=config       a config.json, and the layout of the model that it describes
 //   FUZZ=tokenizer    2 bytes n (little-endian), n bytes of text, a tokenizer file of any kind. The
 //                     text must come back from its tokens; what is saved must load and encode alike
+//   FUZZ=hellaswag    a file of examples: gone through, as before a run
 //   make fuzz         builds it, and runs each for FUZZ_SECONDS from the seeds of fuzz.sh
 // die() jumps back by die_recovers: a refusal is a return. What it leaves allocated is freed here.
 #define _GNU_SOURCE // memfd_create
@@ -101,6 +102,14 @@ static void fuzz_config(const char *path) {
     Layout y = layout_of(c);
     expect(y.count >= y.num_parameters && y.count % PARTS == 0);
 }
+static void fuzz_hellaswag(const char *path) {
+    Run run = {};
+    run.flags.hellaswag = path;
+    run.model.T = 8;
+    run.model.config.V = 257;
+    run.batch = (int32_t *)host_alloc(2 * run.model.T * sizeof(int32_t));
+    hellaswag(&run, 1);
+}
 static size_t encode_back(const Tokenizer *t, const char *text, size_t bytes, uint32_t *ids) {
     size_t count = tok_encode(t, text, bytes, ids), at = 0, token_bytes;
     expect(count <= bytes);
@@ -146,6 +155,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *input, size_t size) {
         else if (!strcmp(target, "safetensors")) fuzz_safetensors(path);
         else if (!strcmp(target, "index")) fuzz_index(path);
         else if (!strcmp(target, "config")) fuzz_config(path);
+        else if (!strcmp(target, "hellaswag")) fuzz_hellaswag(path);
         else fuzz_tokenizer(input, size);
     }
     die_recovers = NULL;

@@ -13,7 +13,7 @@ case $program in /*) ;; *) program=$PWD/$program ;; esac
 work=$PWD/build/fuzz
 mkdir -p "$work"
 cd "$tmp"
-mkdir shard safetensors index config tokenizer
+mkdir shard safetensors index config hellaswag tokenizer
 make_bad_files
 with_text() { { printf '\005\000hello'; cat "$1"; } >"tokenizer/$2"; }
 cp t.txt shard/text
@@ -32,6 +32,7 @@ for folder in good st_* config_*; do
     cp "$folder/model.safetensors" "safetensors/$folder"
     cp "$folder/config.json" "config/$folder"
 done
+cp hella_* hellaswag
 for folder in index_*; do cp "$folder/model.safetensors.index.json" "index/$folder"; done
 cp good/train_state.safetensors safetensors/state
 one_tensor() {      # one_tensor TYPE BYTES
@@ -50,7 +51,7 @@ done
     for ((b = 0; b < 256; b++)); do little 1 1 $b; done
     printf '\015<|endoftext|>'; } >llmc && with_text llmc llmc
 printf '#version: 0.2\nh e\nl l\nhe ll\n' >merges && with_text merges merges
-for target in shard safetensors index config tokenizer; do
+for target in shard safetensors index config hellaswag tokenizer; do
     LLVM_PROFILE_FILE=$target.profraw FUZZ=$target "$program" -max_len=40000 -timeout=10 \
         -rss_limit_mb=512 -malloc_limit_mb=64 \
         -max_total_time="$seconds" -artifact_prefix="$work/$target-" -print_final_stats=1 \
@@ -64,7 +65,7 @@ llvm-profdata merge -o all *.profraw
 readers='^(in_open|in_close|in_read|in_read_all|json_.*|utf8_.*|shard_open|is_shard_magic|data_read'
 readers+='|data_check_tokens|data_open.*|data_cut|st_open|st_open_index|st_read_tensor|st_find|st_bytes'
 readers+='|st_meta|st_value|st_param|st_header_crc|st_close|dtype_bytes|half_to_double|config_read'
-readers+='|config_check|ckpt_number|ckpt_state|flags_merge_saved|tok_parse|tok_read.*)$'
+readers+='|config_check|hellaswag|ckpt_number|ckpt_state|flags_merge_saved|tok_parse|tok_read.*)$'
 llvm-cov report -instr-profile=all -show-functions "$program" "$root/train_gpt.c" |
     sed 's/^[a-z_]*\.c://' | awk -v readers="$readers" '
         $1 ~ readers && NF >= 7 { lines += $5; missed += $6

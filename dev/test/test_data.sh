@@ -73,6 +73,9 @@ END
     says '1 empty documents were left out'
     bytes --out by_flag --field body <<<'{"body":"b","text":"a"}' -
     holds by_flag_train_000000.bin b
+    { printf '\357\273\277'; cat a.jsonl; } >mark.jsonl # U+FEFF first
+    bytes --out mark mark.jsonl
+    cmp {out,mark}_train_000000.bin
     mv a.jsonl a.ndjson
     bytes --out again a.ndjson
     cmp {out,again}_train_000000.bin
@@ -88,6 +91,7 @@ test_tokenize_refuses_bad_jsonl_by_its_line() {
     done <<'END'
 {"txt":"a"}\n|no field "text"
 {}\n|no field "text"
+{"text\\u0000x":"a"}\n|no field "text"
 {"text":5}\n|field "text": wanted one string
 {"text":null}\n|field "text": wanted one string
 {"text":"a","text":"b"}\n|field "text": wanted one string
@@ -174,6 +178,8 @@ test_tokenize_cuts_shards_and_parts_by_document() {
     # Of the 12-grams of "a...m" and "n...z" in the second file one half is in the first.
     shard x.bin 256 {1..13} 256 99 {1..9}
     shard y.bin 256 {1..13} 256 {21..33}
+    bytes --check_overlap --ngram 12 x.bin one_train_000000.bin again_val_000000.bin
+    grep -q 'are in the files before it too: 100.0000 %' stdout || fail "$(cat stdout)"
     bytes --check_overlap --ngram 12 x.bin y.bin
     grep -q '^2 of 4 12-grams of y.bin are in x.bin too: 50.0000 %; of 4 .* 2$' stdout ||
         fail "$(cat stdout)"
@@ -241,6 +247,8 @@ test_shard_says_which_vocabulary_made_it() {
     gpt $tiny --tokenizer v --train $file --steps 1
     gpt --eval --val $file                              # the checkpoint has the vocabulary
     gpt --eval --val $file --tokenizer v/merges.txt     # the same tokens from another file of it
+    sed 's/$/\r/' v/merges.txt >windows.txt
+    gpt --eval --val $file --tokenizer windows.txt
     refused 3 "$file: $other" --eval --val $file --tokenizer bytes
     bytes --out b t.txt
     tok_refused 3 "$file: $other the other file's" --check_overlap $file b_train_000000.bin

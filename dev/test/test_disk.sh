@@ -97,16 +97,18 @@ test_26_full_file_system() {    # a real one: it has room for two checkpoints
     same_state {kept,whole}/step_00000009
 }
 test_27_failing_fsync_close_and_rename() {
-    local call n
+    local call n injected
     strace_or_skip
     prepare
     for call in fsync close rename; do
+        injected=0
         for n in $(seq ${first[$call]} ${last[$call]}); do
             rm -rf out
             cp -r base/ out
             strace -f -qq -o trace -e inject=$call:error=EIO:when=$n \
                 "$B/train_gpt" --resume --steps 3 2>stderr && status=0 || status=$?
             grep -q "EIO.*INJECTED" trace || continue
+            injected=$((injected + 1))
             # A file that was only read may fail to close: nothing is lost by that.
             if [ $status -eq 0 ]; then
                 [ $call = close ] || fail "$call $n: the failure went unnoticed"
@@ -117,7 +119,42 @@ test_27_failing_fsync_close_and_rename() {
             fi
             good_now
         done
+        [ $injected -gt 0 ] || fail "no $call failed"
     done
+}
+# After a rollback the run is saved at the step of the checkpoint that it went back to.
+test_27_and_30_checkpoint_is_there_while_its_successor_takes_its_name() {
+    local fault name=out/step_00000004
+    strace_or_skip
+    text 99 >t.txt
+    for fault in rename:signal=KILL:when=2 renameat2:signal=KILL renameat2:error=EIO; do
+        rm -rf out
+        strace -f -qq -o trace -P $name -P $name.tmp -P $name/train_state.safetensors \
+            -e trace=openat,rename,renameat2 -e inject=openat:signal=USR1:when=3 \
+            -e inject=$fault "$B/train_gpt" $tiny --train t.txt --val_every 0 --save_every 4 \
+            --steps 20 --inject nan@5x10 2>stderr || :
+        says 'resumed at step 4'
+        [ -d $name ] || fail "$fault: $(ls out)"
+        grep -q 'renameat2(' trace || fail "the old one has gone before: $(cat trace)"
+        gpt --resume --steps 5
+        says 'resumed at step 4'
+        [ -z "$(find out -name '*.tmp')" ] || fail "leftovers: $(ls out)"
+    done
+}
+test_31_all_is_on_the_disk_before_it_has_its_name() {
+    local file files="config.json vocab.json merges.txt tokenizer.json tokenizer_config.json"
+    strace_or_skip
+    text 99 >t.txt
+    strace -f -y -qq -o trace -e trace=fsync,rename "$B/train_gpt" $quiet --train t.txt --steps 1 \
+        2>/dev/null
+    sed -n -e "s|.*fsync([0-9]*<$PWD/\(out.*\)>) *= 0|fsync \1|p" \
+           -e 's|.*rename("\(.*\)", "\(.*\)") *= 0|rename \1 \2|p' trace | grep -v probe >order
+    {   for file in $files model.safetensors train_state.safetensors; do
+            echo "fsync out/step_00000001.tmp/$file"
+        done
+        echo "fsync out/step_00000001.tmp"
+        echo "rename out/step_00000001.tmp out/step_00000001"
+        echo "fsync out"; } | diff - order
 }
 
 # --- short, interrupted, lying ---

@@ -152,6 +152,42 @@ test_stopped_rank_is_named_by_the_watchdog() {
     [ ! -e "/proc/$stopped" ] || grep -q 'State:.Z' "/proc/$stopped/status" ||
         fail "rank 1 is still there"
 }
+test_stopped_rank_ends_an_evaluation() {        # nothing is written: it is not known which one
+    local start stopped
+    mpi_or_skip
+    text 99 >t.txt
+    gpt $tiny --train t.txt --steps 1
+    yes "some words of a text" | head -c 6000000 >big.txt
+    mpirun -np 2 "$B/train_gpt" --eval --val big.txt --timeout 2 >stdout 2>stderr &
+    pid=$!
+    trap 'kill -9 $pid 2>/dev/null || :' EXIT
+    until stopped=$(rank_pid 1 2>/dev/null); do sleep 0.1; done
+    sleep 1
+    kill -STOP "$stopped"
+    start=$(now_ms) status=0
+    wait $pid || status=$?
+    want 6
+    [ $(($(now_ms) - start)) -lt 20000 ] || fail "took $(($(now_ms) - start)) ms"
+    says 'rank 0: error: no progress for 2 s .*unknown which'
+}
+test_rank_that_hangs_is_named_not_one_that_waits_for_it() {
+    mpi_or_skip
+    text 99 >t.txt
+    mkfifo full
+    exec 5<>full                            # nobody reads it: rank 0 hangs when it is full
+    run_on 2 $tiny --train t.txt --steps 3000 --timeout 3 --val_every 0 --save_every 0 \
+        --sample_every 10 --sample_tokens 40 --log full
+    want 6
+    says 'no progress for 3 s .*; behind: rank 0 '
+    ! grep -q 'behind:.* rank 1 ' stderr || { cat stderr; fail "rank 1 only waits"; }
+}
+test_fault_of_all_ranks_is_told_once() {
+    mpi_or_skip
+    text 99 >t.txt
+    run_on 4 $tiny --train t.txt --val_every 0 --save_every 2 --steps 40 --inject nan@5x99
+    want 5
+    [ "$(grep -c 'error:' stderr)" -eq 1 ] || { cat stderr; fail "not one error"; }
+}
 test_slow_rank_is_left_alone() {        # stopped for less than the time out
     mpi_or_skip
     text 99 >t.txt
@@ -177,6 +213,27 @@ test_fault_of_one_rank_before_they_meet_ends_all() {
     timeout 20 mpirun -np 1 "$B/train_gpt" $tiny --train t.txt --out a : \
                       -np 1 "$B/train_gpt" $tiny --train other.txt --out a >stdout 2>stderr ||
         status=$?
+    want 3
+    says 'rank 0: error: the ranks do not see the same files'
+}
+test_ranks_with_other_flags_or_another_checkpoint_are_refused() {
+    local status other
+    mpi_or_skip
+    text 99 >t.txt
+    for other in '--lr 1e-4' '--seed 2' '--zero 0' '--steps 9'; do
+        status=0
+        timeout 20 mpirun -np 1 "$B/train_gpt" $tiny --train t.txt : \
+            -np 1 "$B/train_gpt" $tiny --train t.txt $other >stdout 2>stderr || status=$?
+        want 3
+        says 'rank 0: error: the ranks .*not the same flags'
+        rm -rf out
+    done
+    mkdir a b                               # the same flags and step, other weights
+    (cd a; gpt $tiny --train ../t.txt --steps 2 --total_batch_tokens 32)
+    (cd b; gpt $tiny --train ../t.txt --steps 2 --total_batch_tokens 32 --inject spike@1)
+    status=0
+    timeout 20 mpirun -np 1 -wdir a "$B/train_gpt" --resume --steps 4 : \
+        -np 1 -wdir b "$B/train_gpt" --resume --steps 4 >stdout 2>stderr || status=$?
     want 3
     says 'rank 0: error: the ranks do not see the same files'
 }
