@@ -4954,7 +4954,7 @@ static int ckpt_save(const Model *model, const State *state, const Flags *f,
     int failed = error ? -1 : is_again ? rename_swap(folder, name) : rename(folder, name);
     if (!error && failed) error = errno;
     if (!error) error = sync_folder(f->out);
-    if (error || is_again) remove_folder(folder);
+    if (failed || (is_again && !error)) remove_folder(folder); // what failed, or the old one
     size_t count, kept = 0;
     uint64_t *steps = ckpt_list(f->out, &count);
     for (size_t k = 0; !error && k < count; k++) {
