@@ -306,6 +306,16 @@ static const char *nccl_end(void) { return NO_NCCL; }
 static const char *nccl_post(void *, int, int, int, cudaStream_t) { return NO_NCCL; }
 static const char *nccl_reduce(void *, int, int, cudaStream_t) { return NO_NCCL; }
 #endif
+// The processors that this process may use, once it is no longer bound to some of them; 0: unknown.
+static int cpus_unbound(void) {
+#ifdef CPU_COUNT
+    cpu_set_t set;
+    memset(&set, 0xff, sizeof set); // the kernel leaves out those that the job has not
+    if (sched_setaffinity(0, sizeof set, &set) == 0 && sched_getaffinity(0, sizeof set, &set) == 0)
+        return CPU_COUNT(&set);
+#endif
+    return 0;
+}
 static int rename_swap(const char *a, const char *b) { // the names change places in one step
 #ifdef RENAME_EXCHANGE
     return renameat2(AT_FDCWD, a, AT_FDCWD, b, RENAME_EXCHANGE);
@@ -3374,10 +3384,12 @@ static void comm_init(void) {
           ranks > 1 ? "counts others" : "has no communication with them");
     size_t share = (size_t)sysconf(_SC_NPROCESSORS_ONLN) / (size_t)node_ranks; // of the processors
     if (getenv("OMP_NUM_THREADS") != NULL) return;
-    if (rank == 0 && share > (size_t)omp_get_max_threads())
-        warn("each rank is bound to %d of its %zu processors: mpirun --bind-to none, or set "
-             "OMP_NUM_THREADS", omp_get_max_threads(), share);
-    if (share < (size_t)omp_get_max_threads()) omp_set_num_threads((int)max_size(share, 1));
+    // Open MPI binds each of two ranks to one core, unless it was told how to.
+    int is_told = getenv("OMPI_MCA_hwloc_base_binding_policy") != NULL;
+    int is_bound = getenv("OMPI_COMM_WORLD_SIZE") && share > (size_t)omp_get_max_threads();
+    int cpus = is_bound && !is_told ? cpus_unbound() : 0;
+    if (cpus > 0) omp_set_num_threads((int)max_size((size_t)cpus / (size_t)node_ranks, 1));
+    else if (share < (size_t)omp_get_max_threads()) omp_set_num_threads((int)max_size(share, 1));
 }
 static void comm_post(void *x, size_t bytes, int peer, int is_send) {
     for (size_t at = 0; at < bytes; at += MESSAGE_BYTES)
@@ -3495,8 +3507,7 @@ static uint64_t watchdog_look(Watched *all, uint64_t beat) { // returns all mark
 __attribute__((noreturn))
 static void watchdog_end(const Watched *all) {
     enum { SILENT = 3 };
-    int first = 0; // the lowest rank that still writes speaks for all
-    int waiting = 0;
+    int waiting = 0, first = 0; // first: the lowest rank that still writes speaks for all
     uint64_t least = UINT64_MAX;
     while (first < rank && all[first].silent >= SILENT) first++;
     if (first < rank) usleep(2000000);

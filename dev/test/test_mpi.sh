@@ -188,6 +188,21 @@ test_fault_of_all_ranks_is_told_once() {
     want 5
     [ "$(grep -c 'error:' stderr)" -eq 1 ] || { cat stderr; fail "not one error"; }
 }
+test_ranks_share_out_the_cores() {
+    local cores
+    mpi_or_skip
+    text 99 >t.txt
+    cores=$(nproc)
+    unset OMP_NUM_THREADS
+    mpi_gpt() { mpirun "$@" "$B/train_gpt" $tiny --train t.txt --steps 1 >stdout 2>stderr; rm -r out; }
+    mpi_gpt -np 1
+    says "machine .* $cores threads in each of 1 processes"
+    mpi_gpt -np 2
+    says "machine .* $((cores > 2 ? cores / 2 : 1)) threads in each of 2 processes"
+    mpi_gpt -np 1 --bind-to core
+    [ "$(lscpu -p=core | grep -v '#' | sort -u | wc -l)" -eq "$cores" ] || return 0 # 2 of a core
+    says "machine .* 1 threads in each of 1 processes"
+}
 test_slow_rank_is_left_alone() {        # stopped for less than the time out
     mpi_or_skip
     text 99 >t.txt
