@@ -3851,6 +3851,8 @@ typedef struct {
     char train_files[512];     // names and tokens, for the message when they changed
 } State;
 
+static uint64_t st_saved_bytes = 0; // since the start
+
 typedef struct { char group; size_t bucket; int param; char name[128]; uint32_t crc; } SaveItem;
 
 static void param_name(char *out, size_t room, char group, const ParamInfo *p, size_t bucket) {
@@ -3935,6 +3937,7 @@ static int st_save(const char *path, const Model *model, const char *groups, con
     if (!f.error && pwrite(f.fd, header.at, header.count, 8) != (ssize_t)header.count)
         f.error = errno ? errno : EIO;
     free(header.at), free(items), free(values), free(turned);
+    st_saved_bytes += f.bytes;
     return out_close(&f);
 }
 
@@ -4018,6 +4021,8 @@ static int ckpt_save(const Model *model, const State *state, const Flags *f,
     int late = st_save(model_file, model, "w", "", &model_crc);
     if (!error) error = late;
     flags_add_json(&values, f);
+    text_add(&meta, ",\"git\":\"%s\",\"compiler\":", GIT_HASH);
+    text_add_quoted(&meta, __VERSION__);
     text_add(&meta, ",\"model_crc\":\"%u\",\"text_crc\":\"%u\",\"flags\":", model_crc, text_crc);
     text_add_quoted(&meta, values.at);
 #define STATE_SAVE(name) text_add(&meta, ",\"" #name "\":\"%" PRIu64 "\"", state->name);
@@ -4795,10 +4800,10 @@ static void run_roll_back(Run *run) {
 }
 static void report_time(const Run *run) {
     const double *ms = run->clock.all_ms, all_ms = now_ms() - run->start_ms;
-    say("time: %.1f s, effective for training %.1f %%; checkpoints %.1f %%, communication %.1f %%, "
-        "validation %.1f %%\n", 1e-3 * all_ms, 100 * run->useful_ms / all_ms,
-        100 * ms[PHASE_checkpoint] / all_ms, 100 * ms[PHASE_exchange] / all_ms,
-        100 * ms[PHASE_validation] / all_ms);
+    say("time: %.1f s, effective for training %.1f %%; checkpoints %.1f %% (%.1f MB), "
+        "communication %.1f %%, validation %.1f %%\n", 1e-3 * all_ms, 100 * run->useful_ms / all_ms,
+        100 * ms[PHASE_checkpoint] / all_ms, 1e-6 * (double)st_saved_bytes,
+        100 * ms[PHASE_exchange] / all_ms, 100 * ms[PHASE_validation] / all_ms);
 }
 static int is_due(int64_t every, uint64_t step, int is_last) {
     return every > 0 && (is_last || step % (uint64_t)every == 0);

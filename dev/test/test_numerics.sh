@@ -191,7 +191,7 @@ test_time_is_accounted_for_in_one_line() {
     text 99 >t.txt
     gpt $tiny $few --steps 20 --train t.txt --val_every 3
     [ "$(grep -c '^time: ' stderr)" -eq 1 ]
-    says '^time: [0-9.]+ s, effective for training [0-9.]+ %; checkpoints [0-9.]+ %, communication'
+    says '^time: [0-9.]+ s, effective for training [0-9.]+ %; checkpoints [0-9.]+ % \([0-9.]+ MB\), communication'
     awk '/^time: / { exit !($7 > 0 && $7 + $10 <= 100.2) }' stderr || fail "$(grep ^time: stderr)"
 }
 
