@@ -184,5 +184,20 @@ test_help_lists_every_flag() {
         grep -q -e "--$flag " help || fail "--help does not list --$flag"
     done
 }
+test_phases_of_the_steps_add_up_to_their_time() {
+    text 999 >t.txt
+    gpt --layers 2 --channels 64 --heads 2 --seq_len 32 --batch_size 8 --train t.txt --steps 200 \
+        --val_every 50 --val_batches 4 --save_every 50 --sample_every 100
+    awk '/"loss"/ {
+            match($0, /"ms":[0-9.e+-]+/)
+            all += substr($0, RSTART + 5, RLENGTH - 5)
+            for (rest = $0; match(rest, /(input|forward|backward|exchange|update)_ms":[0-9.e+-]+/);
+                 rest = substr(rest, RSTART + RLENGTH)) {
+                phase = substr(rest, RSTART, RLENGTH)
+                sub(/.*:/, "", phase)
+                phases += phase } }
+        END { print phases / all; exit !(phases > 0.98 * all && phases < 1.02 * all) }' \
+        out/log.jsonl || fail "phases of the time of all steps, wanted 1"
+}
 
 run_tests "$@"
