@@ -5341,6 +5341,13 @@ static int stop_agreed(void) { // has a signal asked any rank to stop? All ranks
     comm_max_int(&is_asked, 1);
     return (int)is_asked;
 }
+static void signals_hold(int how) { // SIG_BLOCK, until it is known what they ask for; SIG_UNBLOCK
+    sigset_t asked;
+    sigemptyset(&asked);
+    sigaddset(&asked, SIGUSR1);
+    sigaddset(&asked, SIGUSR2);
+    pthread_sigmask(how, &asked, NULL);
+}
 // While a run is being set up, the first ^C ends it. With the signal() of glibc, musl and BSD a
 // handler stays installed, and a read that was interrupted goes on.
 static void signals_install(int is_ready) {
@@ -6126,6 +6133,7 @@ static void run_open(Run *run, const Flags *given) {
           "file, or token shards (--help lists all flags)");
     check(*f->out, EXIT_USAGE, "--out is empty");
     if (is_training) signals_install(0);
+    signals_hold(SIG_UNBLOCK);
     if (is_training || f->eval) watchdog_start(f->timeout);
     check(omp_get_max_threads() <= 1024, EXIT_USAGE, "OMP_NUM_THREADS: %d threads, limit 1024",
           omp_get_max_threads());
@@ -6186,6 +6194,7 @@ static void run_open(Run *run, const Flags *given) {
 int main(int argc, char **argv) {
     dev_check();
     std_files_open();
+    signals_hold(SIG_BLOCK);
     comm_init();
     Flags flags = flags_parse(argc, argv);
     static Run run;

@@ -187,6 +187,18 @@ test_fault_of_all_ranks_is_told_once() {
     want 5
     [ "$(grep -c 'error:' stderr)" -eq 1 ] || { cat stderr; fail "not one error"; }
 }
+test_usr1_while_mpi_is_set_up_is_a_clean_stop() {
+    mpi_or_skip
+    strace_or_skip
+    text 99 >t.txt
+    status=0
+    timeout 60 mpirun -np 2 strace -f -qq -o trace -e trace=connect \
+        -e inject=connect:signal=USR1:when=1 "$B/train_gpt" $tiny --train t.txt --steps 1000000 \
+        >stdout 2>stderr || status=$?
+    grep -q SIGUSR1 trace || fail "no signal came"
+    want 0
+    says '^stopped, saved step [0-9]+;'
+}
 test_ranks_share_out_the_cores() {
     local cores
     mpi_or_skip
