@@ -431,11 +431,11 @@ static void scan_grams(const char *path, int is_first) {
     enum { BLOCK = 1 << 16, MAX_NGRAM = 256 };
     static uint64_t window[MAX_NGRAM]; // the hashes of the last n tokens
     static int32_t block[BLOCK];
-    static uint32_t vocabulary = 0; // of the other file
+    static uint32_t vocabulary = 0; // of the files before; 0: not known
     Shard shard = shard_open(path);
     check(!vocabulary || !shard.vocabulary || shard.vocabulary == vocabulary, EXIT_INPUT,
           "%s: tokens of another vocabulary than the other file's", path);
-    vocabulary = shard.vocabulary;
+    if (shard.vocabulary) vocabulary = shard.vocabulary;
     Data data;
     memset(&data, 0, sizeof data);
     data.shards = &shard;

@@ -163,11 +163,10 @@ def read_tokenizer(path, cfg, is_asked=False):
             check(not j.get("normalizer"), file, "a normalizer: not supported")
             model, added = j["model"], {t["content"]: t for t in j["added_tokens"]}
             merges = [m if isinstance(m, str) else " ".join(m) for m in model["merges"]]
-            if not all(t["special"] for t in added.values()):
-                raise Bad(f"{file}: an added token that is not special: to find it in texts is "
-                          "not supported")
+            check(all(t["special"] for t in added.values()), file,
+                  "an added token that is not special: to find it in texts is not supported")
             return tokenizer_of(file, model["vocab"] | {t: added[t]["id"] for t in added}, merges,
-                                {t for t in added if added[t]["special"]})
+                                set(added))
         merges = read_merges(file)
     except (AttributeError, KeyError, TypeError, ValueError) as e:
         raise Bad(f"{file}: not a tokenizer of byte-level BPE: {e!r}")

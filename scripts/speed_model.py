@@ -128,7 +128,7 @@ def head(s):    # gpt_head, rows of logits at a time
             product(s, "backward", "head dinp", n, rows, C, Vp, dinp, bench, real),
             product(s, "backward", "head dweight", n, Vp, C, rows, dweight, bench, real)]
 
-def update(s):  # gpt_bucket_done, gpt_grad_norm, gpt_update; launches: of buckets, and of what decays in them and what does not
+def update(s):  # gpt_bucket_done, gpt_grad_norm, gpt_update; adamw: what decays and what does not
     P, own = s.params, s.params / s.gpus
     adamw = (s.g + (26 if s.s == 2 else 24)) * own  # m, v and the fp32 weights read and written
     more = [memory("update", "zero gradients", 1, s.g * P)] if s.llmc else \

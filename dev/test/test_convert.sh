@@ -330,6 +330,7 @@ test_convert_refuses_tokenizers_that_the_trainer_refuses() {
         says 't.json: '
     done <<'END'
 s/"normalizer":null/"normalizer":{"type":"Lowercase"}/|a normalizer
+s/"special":true/"special":false/|an added token.*not special
 s/"add_prefix_space":false/"add_prefix_space":true/g|pre_tokenizer: add_prefix_space is True
 s/"use_regex":true/"use_regex":false/g|pre_tokenizer: use_regex is False
 s/"byte_fallback":false/"byte_fallback":true/|model: byte_fallback is True
