@@ -588,13 +588,11 @@ static uint32_t crc32c(uint32_t crc, const void *data, size_t bytes) {
     }
     const unsigned char *p = (const unsigned char *)data;
     for (crc = ~crc; bytes >= 8; bytes -= 8, p += 8) {
-        uint32_t a, b;
-        memcpy(&a, p, 4);
-        memcpy(&b, p + 4, 4);
-        a ^= crc;
-        crc = table[7][a & 255] ^ table[6][a >> 8 & 255] ^ table[5][a >> 16 & 255] ^
-              table[4][a >> 24] ^ table[3][b & 255] ^ table[2][b >> 8 & 255] ^
-              table[1][b >> 16 & 255] ^ table[0][b >> 24];
+        uint64_t eight;
+        memcpy(&eight, p, 8);
+        eight ^= crc;
+        crc = 0;
+        for (int k = 0; k < 8; k++) crc ^= table[7 - k][eight >> 8 * k & 255];
     }
     for (; bytes > 0; bytes--, p++) crc = (crc >> 8) ^ table[0][(crc ^ *p) & 255];
     return ~crc;
@@ -3711,7 +3709,7 @@ static size_t tok_encode(const Tokenizer *t, const char *text, size_t bytes, uin
 static uint32_t tok_crc(const Tokenizer *t);
 
 // Shard formats, as written by llm.c's scripts: 256 int32 {magic, version, count}, then the tokens.
-// data/tokenize adds a fourth number, tok_crc of the vocabulary; 0: not known.
+// data/tokenize adds tok_crc of the vocabulary and CRC-32C of the tokens as int32; 0: not known.
 enum { SHARD_MAGIC_16 = 20240520, SHARD_VERSION_16 = 1, SHARD_MAGIC_32 = 20240801,
        SHARD_VERSION_32 = 7, SHARD_HEADER_BYTES = 1024 };
 
@@ -3719,8 +3717,7 @@ typedef struct {
     char *path;
     uint64_t start, count;  // tokens of the stream
     size_t token_bytes;     // 2 or 4
-    uint32_t vocabulary;    // tok_crc of the one that made them; 0: not known
-    uint64_t file_bytes;
+    uint32_t vocabulary, crc;
     int64_t file_seconds;   // changed since: a file that is replaced during the run is noticed
 } Shard;
 typedef struct {
@@ -3732,7 +3729,7 @@ typedef struct {
     uint64_t num_windows, seed;
     size_t T;
     int is_shuffled;
-    uint32_t crc;             // of the whole stream as it is in the files
+    uint32_t crc;             // of the text, or of the CRCs of the shards
 } Data;
 
 static int is_shard_magic(uint32_t magic) {
@@ -3756,7 +3753,7 @@ static Shard shard_open(const char *path) {
     check(header[2] > 0, EXIT_INPUT, "%s: token count %d in the header, must be > 0", path,
           header[2]);
     Shard s = { text_of("%s", path), 0, (uint64_t)header[2], magic == SHARD_MAGIC_16 ? 2u : 4u,
-                (uint32_t)header[3], file.bytes, file.stat.st_mtime };
+                (uint32_t)header[3], (uint32_t)header[4], file.stat.st_mtime };
     uint64_t wanted = SHARD_HEADER_BYTES + s.count * s.token_bytes;
     check(file.bytes == wanted, EXIT_INPUT, "%s: %" PRIu64 " bytes, but a header that counts %"
           PRIu64 " tokens makes %" PRIu64, path, file.bytes, s.count, wanted);
@@ -3777,7 +3774,8 @@ static void data_read(const Data *d, uint64_t at, size_t count, int32_t *out) {
         uint64_t inside = at + done - s->start;
         size_t n = min_size(s->count - inside, count - done);
         InFile file = in_open(s->path);
-        check(file.bytes == s->file_bytes && file.stat.st_mtime == s->file_seconds, EXIT_INPUT,
+        check(file.bytes == SHARD_HEADER_BYTES + s->count * s->token_bytes &&
+              file.stat.st_mtime == s->file_seconds, EXIT_INPUT,
               "%s: changed since the start of the run", s->path);
         in_read(&file, SHARD_HEADER_BYTES + inside * s->token_bytes, out + done,
                 n * s->token_bytes);
@@ -3796,10 +3794,11 @@ static void data_check_tokens(Data *d, size_t V, const char *tokenizer) {
     int32_t *tokens = (int32_t *)host_alloc(CHUNK * sizeof(int32_t));
     for (size_t k = 0; k < d->num_shards; k++) {
         Shard *s = &d->shards[k];
+        uint32_t crc = 0;
         for (uint64_t at = 0; at < s->count; at += CHUNK) {
             size_t n = min_size(s->count - at, CHUNK);
             data_read(d, s->start + at, n, tokens);
-            d->crc = crc32c(d->crc, tokens, n * sizeof(int32_t));
+            crc = crc32c(crc, tokens, n * sizeof(int32_t));
             progress_mark("reading tokens");
             for (size_t i = 0; i < n; i++)
                 check(tokens[i] >= 0 && (size_t)tokens[i] < V, EXIT_INPUT, "%s: token %" PRIu64
@@ -3807,6 +3806,9 @@ static void data_check_tokens(Data *d, size_t V, const char *tokenizer) {
                       "or --vocab_size the shard was made with", s->path, at + i,
                       (unsigned)tokens[i], V, tokenizer);
         }
+        check(s->crc == 0 || s->crc == crc, EXIT_INPUT, "%s: damaged: CRC-32C %08x, its header "
+              "says %08x: copy it again, or make it with data/tokenize", s->path, crc, s->crc);
+        d->crc = crc32c(d->crc, &crc, sizeof crc);
     }
     free(tokens);
 }
@@ -3842,8 +3844,7 @@ static Data data_open(const char *source, const Tokenizer *tokenizer, const char
     Data d = {};
     d.source = source;
     glob_t found = {};
-    struct stat st;
-    int is_literal = stat(source, &st) == 0; // a name that exists is not a pattern, [1] or not
+    int is_literal = access(source, F_OK) == 0; // a name that exists is not a pattern, [1] or not
     char *literal[1] = { (char *)source };
     check(is_literal || glob(source, 0, NULL, &found) == 0, EXIT_INPUT, "%s: no such file, and as "
           "a pattern it matches nothing", source);

@@ -14,8 +14,10 @@
 // Output: PREFIX_train_000000.bin and so on, and by a hash of the document's number
 // PREFIX_val_000000.bin and so on: llm.c's format, a header of 256 int32 (20240520, 1, tokens) and
 // uint16 tokens, or 20240801, 7 and uint32 for vocabularies above 65,536; <|endoftext|> before each
-// document. A file is written as .tmp, synced, and renamed; files that exist are never replaced. A
-// run that fails, or is stopped by a signal, removes its shards: it could not go on with them.
+// document. Two more numbers of the header, 0 in llm.c's, are CRC-32Cs that train_gpt checks: of
+// the vocabulary and of the tokens. A file is written as .tmp, synced, and renamed; files that
+// exist are never replaced. A run that fails, or is stopped by a signal, removes its shards: it
+// could not go on with them.
 //
 // Memory is constant: documents of any length go through two batches of parts of PART_BYTES. Parts
 // are cut where GPT-2's pattern cuts in any case (safe_cut), so that the ids are those of the whole
@@ -33,7 +35,13 @@ typedef struct { // text, and its ids from ids[at] on for a part that starts at 
     Part *parts;
     size_t bytes, num_parts;
 } Batch;
-typedef struct { const char *kind; OutFile file; uint64_t in_shard, all; int num_done; } Shards;
+typedef struct {
+    const char *kind;
+    OutFile file;
+    uint64_t in_shard, all;
+    uint32_t crc; // of the shard's tokens so far
+    int num_done;
+} Shards;
 
 static struct { const char *tokenizer, *field, *out, *split; double val_fraction;
                 uint64_t shard_tokens; int is_jsonl, print_ids, check_overlap, ngram; } opt =
@@ -45,8 +53,8 @@ static size_t batch_bytes, part_at = 0; // the part that is being filled starts 
 static int part_is_first = 1;           // of its document
 static uint64_t num_docs, num_empty, num_halves, bytes_done, bytes_all;
 static Text nowhere; // a string read to this is dropped
-static Shards shards[2] = { { "train", { NULL, -1, 0, 0 }, 0, 0, 0 },
-                            { "val", { NULL, -1, 0, 0 }, 0, 0, 0 } };
+static Shards shards[2] = { { "train", { NULL, -1, 0, 0 }, 0, 0, 0, 0 },
+                            { "val", { NULL, -1, 0, 0 }, 0, 0, 0, 0 } };
 static double start_ms, shown_ms;
 static int is_done = 0; // all shards are whole, and stay
 
@@ -88,7 +96,7 @@ static void shard_close(Shards *s) {
     int is_wide = tok.vocab_size > 65536;
     int32_t header[256] = { is_wide ? SHARD_MAGIC_32 : SHARD_MAGIC_16,
                             is_wide ? SHARD_VERSION_32 : SHARD_VERSION_16, (int32_t)s->in_shard,
-                            (int32_t)tok_crc(&tok) };
+                            (int32_t)tok_crc(&tok), (int32_t)s->crc };
     char *path = text_of("%s", s->file.path); // "... .tmp"
     char *name = text_of("%.*s", (int)strlen(path) - 4, path);
     if (!s->file.error && pwrite(s->file.fd, header, sizeof header, 0) != sizeof header)
@@ -104,6 +112,7 @@ static void shard_close(Shards *s) {
     if (isatty(2)) fprintf(stderr, "\r\x1b[K"); // the line of progress
     printf("%s: %" PRIu64 " tokens\n", name, s->in_shard);
     s->in_shard = 0;
+    s->crc = 0;
     free(path);
     free(name);
 }
@@ -128,6 +137,7 @@ static void shard_put(Shards *s, const uint32_t *ids, size_t count) {
         }
         out_write(&s->file, bytes, n * width);
         if (s->file.error) shard_close(s); // reports it
+        s->crc = crc32c(s->crc, ids, n * sizeof *ids);
         s->in_shard += n;
         s->all += n;
         ids += n;

@@ -74,7 +74,15 @@ test_08_token_beyond_the_vocabulary() {
     shard32 b.bin $(tokens 99) 256
     good --train '[ab].bin'
 }
-test_09_flipped_bit_in_a_shard_is_noticed_at_resume() {
+test_09_flipped_bit_in_a_shard_is_noticed_at_the_start() {
+    text 99 >t.txt
+    "$B/tokenize" --tokenizer bytes --shard_tokens 900 --out s t.txt >tokenized
+    good --train 's_train_*.bin' --out whole
+    flip s_train_000001.bin 1500
+    bad 3 's_train_000001\.bin: damaged: CRC-32C .*again' --train 's_train_*.bin'
+    bad 3 's_train_000001\.bin: damaged: CRC-32C .*again' --train t.txt --val s_train_000001.bin
+}
+test_09_flipped_bit_in_a_shard_of_llm_c_is_noticed_at_resume() {
     shard s.bin $(tokens 400)
     good --train s.bin
     flip s.bin 1500
