@@ -3374,20 +3374,20 @@ static void comm_abort(int code) { // ends all ranks; returns only where there a
 static void comm_init(void) {
     const char *name;
     int launched = comm_launched(&name);
-    if (launched == 1) return;
-    net_init(&rank, &ranks, &node_ranks);
-    atexit(net_finish);
+    if (launched > 1) {
+        net_init(&rank, &ranks, &node_ranks);
+        atexit(net_finish);
+    }
     check(ranks == launched, EXIT_USAGE, "started as one of several processes (%s=%d), but this "
-          "build %s: build with `make MPI=1`, start with the mpirun of that MPI", name, launched,
-          ranks > 1 ? "counts others" : "has no communication with them");
-    size_t share = (size_t)sysconf(_SC_NPROCESSORS_ONLN) / (size_t)node_ranks; // of the processors
+          "build %s: build with `make MPI=1`, start with the mpirun of that MPI", name,
+          launched, ranks > 1 ? "counts others" : "is for one");
     if (getenv("OMP_NUM_THREADS") != NULL) return;
-    // Open MPI binds each of two ranks to one core, unless it was told how to.
-    int is_told = getenv("OMPI_MCA_hwloc_base_binding_policy") != NULL;
-    int is_bound = getenv("OMPI_COMM_WORLD_SIZE") && share > (size_t)omp_get_max_threads();
-    int cpus = is_bound && !is_told ? cpus_unbound() : 0;
-    if (cpus > 0) omp_set_num_threads((int)max_size((size_t)cpus / (size_t)node_ranks, 1));
-    else if (share < (size_t)omp_get_max_threads()) omp_set_num_threads((int)max_size(share, 1));
+    // Open MPI binds each of one or two ranks to a core, unless it was told how to.
+    int is_told = getenv("OMPI_MCA_hwloc_base_binding_policy") != NULL, cpus = 0;
+    int share = (int)sysconf(_SC_NPROCESSORS_ONLN) / node_ranks, threads = omp_get_max_threads();
+    if (getenv("OMPI_COMM_WORLD_SIZE") && !is_told && share > threads) cpus = cpus_unbound();
+    if (cpus > 0) omp_set_num_threads(cpus > node_ranks ? cpus / node_ranks : 1);
+    else if (share < threads) omp_set_num_threads(share > 1 ? share : 1);
 }
 static void comm_post(void *x, size_t bytes, int peer, int is_send) {
     for (size_t at = 0; at < bytes; at += MESSAGE_BYTES)
@@ -4499,7 +4499,7 @@ static int32_t sample_token(const real *logits, Candidate *candidates, size_t V,
     if (f->top_k > 0 || f->top_p < 1) qsort(candidates, V, sizeof *candidates, candidate_order);
     if (f->top_k > 0) count = min_size(V, (size_t)f->top_k);
     double max = -INFINITY, sum = 0, reached = 0;
-    for (size_t i = 0; i < count; i++) max = fmax(max, candidates[i].logit);
+    for (size_t i = 0; i < count; i++) if (candidates[i].logit > max) max = candidates[i].logit;
     for (size_t i = 0; i < count; i++) sum += exp((candidates[i].logit - max) / f->temperature);
     for (size_t i = 0; i < count && f->top_p < 1; i++) {
         reached += exp((candidates[i].logit - max) / f->temperature);

@@ -10,7 +10,8 @@ set -eu
 cd "$(dirname "$0")/.."
 most=${1:-2} steps=${2:-30} repeats=${3:-3} micro=4 target=4.5
 export LC_ALL=C OMP_NUM_THREADS=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-export OMPI_MCA_rmaps_base_oversubscribe=1
+export OMPI_MCA_rmaps_base_oversubscribe=1      # more ranks than cores: Open MPI 4, and 5
+export PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe
 command -v mpirun >/dev/null || { echo "no mpirun; install openmpi-bin" >&2; exit 1; }
 text=$(data/get.sh)
 folder=$(mktemp -d)

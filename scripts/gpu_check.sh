@@ -55,7 +55,8 @@ part() {
     keep
 }
 export out work logs OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-export OMPI_MCA_rmaps_base_oversubscribe=1
+export OMPI_MCA_rmaps_base_oversubscribe=1      # more ranks than cores: Open MPI 4, and 5
+export PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe
 gpu=build/gpu
 export gpu
 

@@ -5,7 +5,8 @@
 #          build/train_gpt, all of which the Makefile builds
 . "$(dirname "$0")/lib.sh"
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-export OMPI_MCA_rmaps_base_oversubscribe=1
+export OMPI_MCA_rmaps_base_oversubscribe=1      # more ranks than cores: Open MPI 4, and 5
+export PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe
 cpu=$B/train_gpt cuda=$B/cuda/train_gpt
 
 # Head size 64 for the tensor cores' attention; 8 micro-batches a step: 1 to 4 ranks share them.

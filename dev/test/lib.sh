@@ -11,7 +11,8 @@ export B
 # Leaks are not looked for: the program holds all its buffers to the end, by design.
 export ASAN_OPTIONS=detect_leaks=0:exitcode=99
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-export OMPI_MCA_rmaps_base_oversubscribe=1      # more ranks than cores
+export OMPI_MCA_rmaps_base_oversubscribe=1      # more ranks than cores: Open MPI 4, and 5
+export PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe
 tmp=$(mktemp -d) || exit 1
 trap 'rm -rf "$tmp"' EXIT
 
