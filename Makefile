@@ -108,6 +108,12 @@ test-cuda test-cuda-all: $(addprefix $(B)/cuda/train_gpt,_fp16 _fp32) $(B)/cuda/
 	@B=$(B) dev/test/cuda.sh $(if $(filter test-cuda,$@),quick,all)
 test-emu:
 	@dev/emu/test.sh
+# The CPU program on ARM (NEON): built by Debian's gcc-aarch64-linux-gnu, run by qemu-user. 2 minutes.
+test-arm:
+	@$(MAKE) -s CC=aarch64-linux-gnu-gcc ARCH=armv8-a MPI=0 B=build/arm \
+	    build/arm/train_gpt build/arm/test_gpt build/arm/test_gpt_bf16
+	@for test in test_gpt_bf16 test_gpt; do \
+	    qemu-aarch64 -L /usr/aarch64-linux-gnu build/arm/$$test || exit; done
 # Fuzzing of the readers, FUZZ_SECONDS each; which lines of them the bad files of the tests pass.
 FUZZ = clang -std=gnu11 -g -O1 -w -fno-math-errno dev/test/fuzz.c -lm -fsanitize=fuzzer
 fuzz: $(B)/train_gpt
@@ -132,5 +138,5 @@ clean:
 help:
 	@sed -n '1,3p' Makefile; grep -E '^[a-z -]+:' Makefile | sed 's/:.*//' | tr '\n' ' '; echo
 
-.PHONY: all run test test-all check-hf cuda deps emu test-cuda test-cuda-all test-emu ladders-cpu \
+.PHONY: all run test test-all check-hf cuda deps emu test-cuda test-cuda-all test-emu test-arm ladders-cpu \
         ladders tidy sync bench bench-mpi reference fuzz coverage clean help FORCE
