@@ -5460,21 +5460,20 @@ static double hellaswag(Run *run, int only_check) {
 
 // --- 15.2 one step ---
 // --inject KIND@STEP[xCOUNT][:RANK], for tests: in COUNT steps from STEP on, in that rank,
-//   nan, inf, spike   the gradients are multiplied by NaN, Inf, 100; of a spike the loss as well
-//   loss              the loss is NaN
+//   nan, inf, norm    the gradients are multiplied by NaN, Inf, 100
+//   spike, loss       gradients and loss are multiplied by 100; the loss is NaN
 //   weights, flip     after the step a weight becomes NaN, or a bit of it is flipped
-static struct { char kind[8]; uint64_t step, count; int rank; } fault;
+static struct { char kind[8]; uint64_t step, count; int rank; } fault = { "", 0, 1, 0 };
 
 static void inject_parse(const char *text) {
     int used = 0, more = 0, fields;
     fields = sscanf(text, "%7[a-z]@%" SCNu64 "%n", fault.kind, &fault.step, &used);
-    fault.count = 1;
     if (sscanf(text + used, "x%" SCNu64 "%n", &fault.count, &more) == 1) used += more;
     if (sscanf(text + used, ":%d%n", &fault.rank, &more) == 1) used += more;
     check(!*text || (fields == 2 && !text[used] &&
-                     is_choice("nan|inf|spike|loss|weights|flip", fault.kind)), EXIT_USAGE,
-          "--inject wants nan, inf, spike, loss, weights or flip, then @STEP, xCOUNT, :RANK; "
-          "got '%s'", text);
+                     is_choice("nan|inf|norm|spike|loss|weights|flip", fault.kind)),
+          EXIT_USAGE, "--inject wants nan, inf, norm, spike, loss, weights or flip, then @STEP, "
+          "xCOUNT, :RANK; got '%s'", text);
 }
 static int inject_is_due(const char *kind, uint64_t step) { // all ranks count
     if (strcmp(kind, fault.kind) || step < fault.step || fault.count == 0) return 0;
@@ -5538,16 +5537,17 @@ static void train_apply(Run *run) {
     State *state = &run->state;
     const Flags *f = &run->flags;
     double *losses = state->window, *norms = losses + WINDOW, z = f->spike_zscore;
-    uint64_t count = state->window_count, at = count % WINDOW;
-    if (loss_scale_overflowed(run)) return;
+    uint64_t count = state->window_count;
     int is_finite = isfinite(run->loss) && isfinite(run->norm);
-    int is_off = is_finite && (is_spike(losses, count, run->loss, z, 1) || // 1 nat
-                               is_spike(norms, count, run->norm, z, fmin(1, f->grad_clip)));
+    if (loss_scale_overflowed(run)) return;
+    int is_high = is_spike(norms, count, run->norm, z, fmin(1, f->grad_clip)) &&
+                  state->skipped_in_row < 3; // norms that stay high are no spike
+    int is_off = is_finite && (is_high || is_spike(losses, count, run->loss, z, 1)); // 1 nat
     if (is_finite && !is_off) {
         state->window_count++;
         state->scale_steps++;
-        losses[at] = run->loss;
-        norms[at] = run->norm;
+        losses[count % WINDOW] = run->loss;
+        norms[count % WINDOW] = run->norm;
         gpt_update(&run->model, f, lr_at(f, state->step), run->norm, ++state->updates);
         state->skipped_in_row = 0;
         return;
@@ -5568,7 +5568,8 @@ static void train_step(Run *run) {
     progress.step = state->step + 1;
     double loss_factor = inject_is_due("spike", progress.step) ? 100 : 1; // 1 but in tests
     double grad_factor = inject_is_due("nan", progress.step) ? NAN :
-                         inject_is_due("inf", progress.step) ? INFINITY : loss_factor;
+                         inject_is_due("inf", progress.step) ? INFINITY :
+                         inject_is_due("norm", progress.step) ? 100 : loss_factor;
     if (inject_is_due("loss", progress.step)) loss_factor = NAN;
     model->loss_scale = loss_scale(state);
     real dloss = (real)(grad_factor * model->loss_scale / (double)(all * B * T));
@@ -5721,10 +5722,9 @@ static void run_roll_back(Run *run) {
     State now = run->state, *state = &run->state;
     Ckpt ckpt;
     int has_ckpt = now.rollbacks == 0 && ckpt_open_newest(&ckpt, run->flags.out);
-    say("warning: step %" PRIu64 ": %" PRIu64 " bad steps in a row\n", now.step,
-        now.skipped_in_row);
+    say("warning: step %" PRIu64 ": %d bad steps in a row\n", now.step, (int)now.skipped_in_row);
     check(has_ckpt, EXIT_NUMERICS, "%" PRIu64 " steps in a row with a NaN, an Inf or a spike, %s; "
-          "lower --lr, or look at the data", now.skipped_in_row,
+          "lower --lr, look at the data, or try --spike_zscore 0", now.skipped_in_row,
           now.rollbacks ? "for the second time" : "and there is no checkpoint to go back to");
     run_load(run, &ckpt, 1);
     state->samples = now.samples;

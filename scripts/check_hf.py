@@ -25,6 +25,7 @@ STRINGS = ["", "   ", "\n", "\t\t a", " Hello  world ", "I'm you're we'VE it's'd
            "ab\r\ncd\n\n\n  ef", "!!!??...---", "x" * 300, "\x00\x01\x7f", "  \n  x",
            "A\u0301 \u200d", "__init__(self, *args)", "https://a.b/c?d=e&f"]
 TOLERANCE = 1e-4        # of a mean loss
+MIN_KINDS = 5           # of tokens in what a model says
 LLAMA_TOLERANCE = 2e-3  # of a log-probability: llama.cpp looks GELU up in a table of 16-bit numbers
 
 
@@ -122,8 +123,12 @@ def check_greedy(a, folder, tokenizer, model, token_bytes, continuations):
             good = say(False, f"greedy after {prompt!r}: {got!r}, transformers {wanted!r} "
                        f"(least lead of a token {lead:.2g})")
     least = min(lead for _, _, lead in continuations.values())
+    kinds = len({i for new, _, _ in continuations.values() for i in new})
+    good &= kinds >= MIN_KINDS or say(False, f"greedy continuations have {kinds} different tokens, "
+                                      f"want {MIN_KINDS}: a model that repeats itself shows little")
     return good and say(True, f"greedy continuations equal transformers', {len(continuations)} of "
-                        f"{a.tokens} tokens; the least lead of a token is {least:.2g}")
+                        f"{a.tokens} tokens, {kinds} different ones; the least lead of a token is "
+                        f"{least:.2g}")
 
 
 def check_convert(folder, at, tokenizer, model, text):

@@ -120,6 +120,12 @@ test_46_spike_of_a_hundred_times_is_skipped() {
     run_on 1 $tiny $long --train t.txt --inject spike@8; want 0         # too few to compare with
     counts 0 0 0
 }
+test_46_norms_that_stay_high_do_not_end_the_run() {
+    text 99 >t.txt
+    run_on 1 $tiny $long --train t.txt --inject norm@20x20; want 0
+    says '^warning: step 22: .*a spike, skipped'
+    counts 3 3 0
+}
 test_46_ten_spikes_go_back_and_twenty_end_the_run() {
     text 99 >t.txt
     run_on 1 $tiny $long --train t.txt --inject spike@60x10; want 0
