@@ -90,9 +90,9 @@ rewritten=$(python3 "$here/cu2host.py" "$file" "$work" "$@") || exit 1
 hint() { echo "build.sh: hint: $*" >&2; }
 # The first error of each line, with a hint where the cause is known.
 explain() {
-    local undefined='^(.*: )?([^: ]+:[0-9]+): undefined reference to .([A-Za-z_0-9:]+).*$'
+    local undefined='^(.*: )?([^: ]+:[0-9]+):(\(.*\):)? undefined reference to .([A-Za-z_0-9:]+).*$'
     {
-        sed -nE "s/$undefined/\\2: error: \\3 is not emulated/p" "$work/log" | sort -u
+        sed -nE "s/$undefined/\\2: error: \\4 is not emulated/p" "$work/log" | sort -u
         grep -E '(error|Error):' "$work/log" | grep -v '^collect2' | awk -F: '!seen[$1 ":" $2]++'
     } | head -20 >&2
     if grep -qE '(nccl|mpi)\.h: No such|undefined reference to .(nccl|MPI_)' "$work/log"; then
@@ -108,9 +108,9 @@ explain() {
 $cxx $flags -gdwarf-4 $program -x c++ -I"$(dirname "$file")" -include "$here/cuda_host.h" "$@" \
     -c "$rewritten" -o "$work/program.o" 2>"$work/log" || explain
 grep -E 'warning:' "$work/log" >&2
-if [ "$mode" = race ]; then     # clang instruments no memcpy: the checker has its own
-    objcopy --redefine-sym memcpy=emu_memcpy --redefine-sym memmove=emu_memmove \
-            --redefine-sym memset=emu_memset "$work/program.o" || exit 1
+if [ "$mode" = race ]; then     # clang 14 calls C's memcpy, later ones call the checker's
+    objcopy --redefine-sym memcpy=__tsan_memcpy --redefine-sym memmove=__tsan_memmove \
+            --redefine-sym memset=__tsan_memset "$work/program.o" || exit 1
 fi
 mkdir -p "$(dirname "$out")" || exit 1
 # shellcheck disable=SC2086

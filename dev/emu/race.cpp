@@ -252,18 +252,18 @@ PLAIN_ALL(1) PLAIN_ALL(2) PLAIN_ALL(4) PLAIN_ALL(8) PLAIN_ALL(16)
 HOOK void __tsan_read_range(void* p, size_t n) { access(p, n, false, false, CALLER); }
 HOOK void __tsan_write_range(void* p, size_t n) { access(p, n, true, false, CALLER); }
 
-// -fsanitize=thread leaves memcpy and its like alone; build.sh renames them in the .cu's object.
-HOOK void* emu_memcpy(void* to, const void* from, size_t n) {
+// clang 14 leaves memcpy and its like alone: build.sh renames them in the .cu's object.
+HOOK void* __tsan_memcpy(void* to, const void* from, size_t n) {
     access(from, n, false, false, CALLER);
     access(to, n, true, false, CALLER);
     return memcpy(to, from, n);
 }
-HOOK void* emu_memmove(void* to, const void* from, size_t n) {
+HOOK void* __tsan_memmove(void* to, const void* from, size_t n) {
     access(from, n, false, false, CALLER);
     access(to, n, true, false, CALLER);
     return memmove(to, from, n);
 }
-HOOK void* emu_memset(void* to, int value, size_t n) {
+HOOK void* __tsan_memset(void* to, int value, size_t n) {
     access(to, n, true, false, CALLER);
     return memset(to, value, n);
 }
