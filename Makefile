@@ -82,7 +82,7 @@ ladders-cpu: $(B)/flags
 # Beside PyPI's packages (in build/venv): checkpoints, GGUF, tokenizer, HellaSwag. Takes 2 minutes.
 build/venv/ok:
 	$(PYTHON) -m venv --system-site-packages build/venv
-	build/venv/bin/pip install -q "transformers<4.48" xllamacpp tiktoken "numpy<2" matplotlib tensorboard && \
+	build/venv/bin/pip install -q "transformers<4.48" xllamacpp tiktoken "numpy<2; python_version<'3.12'" matplotlib tensorboard && \
 	    touch $@
 check-hf: all build/venv/ok
 	@dev/check_hf.sh

@@ -3380,7 +3380,7 @@ static void comm_init(void) {
     }
     check(ranks == launched, EXIT_USAGE, "started as one of several processes (%s=%d), but this "
           "build %s: build with `make MPI=1`, start with the mpirun of that MPI", name,
-          launched, ranks > 1 ? "counts others" : "is for one");
+          launched, ranks > 1 ? "counts others" : "sees no others");
     if (getenv("OMP_NUM_THREADS") != NULL) return;
     // Open MPI binds each of one or two ranks to a core, unless it was told how to.
     int is_told = getenv("OMPI_MCA_hwloc_base_binding_policy") != NULL, cpus = 0;
